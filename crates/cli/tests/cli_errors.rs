@@ -231,11 +231,11 @@ fn unknown_word_is_rejected_with_the_known_ones() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, mirror, pool, volume, key, top, completions, man or config",
+            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, top, completions, man or config",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, mirror, pool, volume, key, top, completions, man or config",
+            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, top, completions, man or config",
         ),
         (
             "perf -w backwards",

@@ -15,7 +15,8 @@ const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const HOST: &str = "nqn.2014-08.org.example:one";
 
 fn statistics(served: &ServeProcess, line: &str) -> Vec<Value> {
-    let text = served.stdout_of_rpc_command(&format!("get io_statistics {line} --json"));
+    let line = format!("get io_statistics {line} --json").replace("  ", " ");
+    let text = served.stdout_of_rpc_command(&line);
     serde_json::from_str(&text).unwrap()
 }
 
@@ -100,8 +101,9 @@ fn hosts_namespaces_and_queues_have_rows_of_their_own() {
 
 #[test]
 fn iostat_prints_the_rates_of_a_load() {
-    let served =
-        ServeProcess::start_shell_line(&format!("{TENMIL} serve null: --listen tcp://127.0.0.1:0"));
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve 'delay:[null:]?read=1ms' --listen tcp://127.0.0.1:0"
+    ));
     let address = served.ready.split_whitespace().nth(1).unwrap().replace("tcp://", "");
     let uri = format!("tcp://{address}/nqn.2026-01.org.tenmil:disk/1");
     let mut load = Command::new("timeout")
@@ -124,6 +126,7 @@ fn iostat_prints_the_rates_of_a_load() {
     let row = rates.unwrap();
     let of = |name: &str| row[name].as_f64().unwrap();
     assert!((of("read_kib_per_s") / of("reads_per_s") - 4.0).abs() < 1e-6, "{row}");
+    assert!(of("read_await_ms") >= 1.0, "{row}");
     assert!(of("queue_size") > 0.0 && of("util_percent") > 0.0, "{row}");
     assert!(of("writes_per_s").abs() < 1e-9 && of("errors_per_s").abs() < 1e-9, "{row}");
     let table = served.stdout_of_rpc_command("iostat -i 200ms --count 2 --by host");

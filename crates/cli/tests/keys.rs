@@ -223,7 +223,7 @@ fn secrets_of_a_target_are_in_no_output_process_list_event_or_core_dump() {
         dhchap.push(name);
     }
     secrets.push(fixture.generate("dhchap", "controller"));
-    if cfg!(feature = "tls") {
+    if tenmil_serve::HAS_TLS {
         secrets.push(fixture.generate("psk", "tls-0"));
         psk.push("tls-0");
     }

@@ -294,7 +294,7 @@ fn file_exported_read_only_can_be_read_by_others() {
 /// rights by then.
 #[test]
 fn tls_keys_are_read_again_on_sighup() {
-    if !cfg!(feature = "tls") {
+    if !tenmil_serve::HAS_TLS {
         println!("skipped: this program is built without TLS");
         return;
     }
