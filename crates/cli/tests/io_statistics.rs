@@ -1,6 +1,7 @@
 //! What a server counts: by `get io_statistics` and `iostat`, against clients that count themselves.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
+#![expect(clippy::disallowed_methods, reason = "it waits for a load that another process begins")]
 
 #[expect(dead_code, reason = "this test uses a part of it")]
 mod served;

@@ -72,13 +72,16 @@ pub(super) fn serve_vhost_user(
     Ok(ExitCode::SUCCESS)
 }
 
+/// Device, its claim, and what is served of it.
+type OpenedMedium = (Bdev, Arc<BdevDescriptor>, Arc<dyn BlockDevice>);
+
 /// Opens and claims the device.
 fn open_medium(
     arguments: &ServeArguments,
     uri: &Uri,
     regions: &RegionTable,
     clock: Clock,
-) -> Result<(Bdev, Arc<BdevDescriptor>, Arc<dyn BlockDevice>), Error> {
+) -> Result<OpenedMedium, Error> {
     check_device_can_access_guest_memory(uri)?;
     let options = BdevOptions::new(clock, 1);
     let (device, descriptor) = open_and_claim(arguments, uri, regions, options, "vhost-user")?;
