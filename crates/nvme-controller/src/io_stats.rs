@@ -162,7 +162,10 @@ mod tests {
 
     use super::{CLOSED_MAX, IoStatsTable, QueueIoStats};
 
-    fn reads(table: &IoStatsTable) -> Vec<(String, Option<(u16, u16)>, u32, u64)> {
+    /// Host, queue, namespace and number of reads.
+    type Reads = (String, Option<(u16, u16)>, u32, u64);
+
+    fn reads(table: &IoStatsTable) -> Vec<Reads> {
         let samples = table.samples().into_iter();
         samples
             .map(|sample| {
