@@ -172,15 +172,12 @@ impl NamespaceChannel {
             let before = completions.as_slice().len();
             self.backend.poll(now, completions);
             let count = truncate_to_u32(completions.as_slice().len() - before);
-            if count > 0
+            self.outstanding = self.outstanding.saturating_sub(count);
+            if self.outstanding == 0
                 && let Some(counters) = &self.counters
             {
-                counters.counters().count_queue_depth(self.outstanding.into());
-                if self.outstanding <= count {
-                    counters.counters().add_busy(now.since(self.busy_since));
-                }
+                counters.counters().add_busy(now.since(self.busy_since));
             }
-            self.outstanding = self.outstanding.saturating_sub(count);
         }
     }
 

@@ -120,8 +120,26 @@ impl CountedRuns<'_> {
     }
 }
 
-/// Operation as which commands with this opcode are counted; `None` for reservations and unknown ones.
-const fn operation_of_opcode(opcode: u8) -> Option<Operation> {
+/// Operation as which commands with an opcode are counted; `None` for reservations and unknown ones.
+#[inline]
+fn operation_of_opcode(opcode: u8) -> Option<Operation> {
+    OPERATIONS[usize::from(opcode)]
+}
+
+/// By opcode.
+const OPERATIONS: [Option<Operation>; 256] = {
+    let mut operations = [None; 256];
+    let mut opcode = 0;
+    while opcode < operations.len() {
+        #[expect(clippy::cast_possible_truncation, reason = "the index of an opcode")]
+        let byte = opcode as u8;
+        operations[opcode] = find_operation(byte);
+        opcode += 1;
+    }
+    operations
+};
+
+const fn find_operation(opcode: u8) -> Option<Operation> {
     Some(match IoOpcode::from_u8(opcode) {
         Some(IoOpcode::Read) => Operation::Read,
         Some(IoOpcode::Write) => Operation::Write,

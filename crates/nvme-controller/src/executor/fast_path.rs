@@ -189,7 +189,7 @@ impl<H: HostMemory> Executor<H> {
     ) {
         let mut at = 0;
         loop {
-            if !self.is_stopping {
+            if !self.is_stopping && at < self.completions.as_slice().len() {
                 let counter = self.namespace_table.completion_counter(channel, StartTime::new(now));
                 let completions = &self.completions.as_slice()[at..];
                 at += end_run(&mut self.slots, counter, completions) as usize;

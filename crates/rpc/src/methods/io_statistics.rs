@@ -68,11 +68,6 @@ const ROW: &[FieldSchema] = &[
         "failed commands by their status",
     ),
     FieldSchema::new(
-        "depth_mean",
-        ResultType::Real,
-        "mean number of commands in flight of a queue, at the completions of commands",
-    ),
-    FieldSchema::new(
         "busy_ns",
         ResultType::Whole,
         "time with commands in flight, of the queue for which it is longest; NVMe/TCP only",
@@ -235,7 +230,6 @@ fn row(key: RowKey, stats: &IoStats) -> Value {
         "others": others,
         "errors": all().map(|one| one.errors).sum::<u64>(),
         "errors_by_status": by_status.collect::<Vec<_>>(),
-        "depth_mean": stats.depth.mean(),
         "busy_ns": stats.busy.ns,
     })
 }
