@@ -18,10 +18,10 @@ pub(crate) struct ClusterAuthentication {
     group: Group,
 }
 
-/// Who proves its identity.
+/// Which ends prove their identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AuthenticationMode {
-    Nobody,
+    Off,
     Host,
     HostAndController,
 }
@@ -43,7 +43,7 @@ impl ClusterAuthentication {
         let mode = match random.below(6) {
             0 => AuthenticationMode::Host,
             1 => AuthenticationMode::HostAndController,
-            _ => AuthenticationMode::Nobody,
+            _ => AuthenticationMode::Off,
         };
         let group = if random.chance(1, 4) { Group::Ffdhe2048 } else { Group::Null };
         Self { seed, mode, group }
@@ -52,7 +52,7 @@ impl ClusterAuthentication {
     /// Authentication of a host at a subsystem.
     pub(crate) fn of_host(self, host: usize) -> Option<Authentication> {
         let controller = match self.mode {
-            AuthenticationMode::Nobody => return None,
+            AuthenticationMode::Off => return None,
             AuthenticationMode::Host => Vec::new(),
             AuthenticationMode::HostAndController => vec![self.secret(CONTROLLER)],
         };
@@ -66,7 +66,7 @@ impl ClusterAuthentication {
 
     /// What a subsystem requires of so many hosts.
     pub(crate) fn of_subsystem(self, hosts: usize) -> SubsystemSecurity {
-        if self.mode == AuthenticationMode::Nobody {
+        if self.mode == AuthenticationMode::Off {
             return SubsystemSecurity::default();
         }
         let keys = |host| {

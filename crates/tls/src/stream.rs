@@ -43,7 +43,7 @@ pub struct TlsStream {
     /// Why nothing more is received.
     end: Option<RecvResult>,
     traffic: TrafficMeter,
-    /// Whether the owner has to be told of an end, or of the end of the handshake.
+    /// Whether an end, or the end of the handshake, has not been reported to the owner.
     has_news: bool,
     is_write_shut: bool,
     /// Whether the write side below is to be shut once nothing is pending.

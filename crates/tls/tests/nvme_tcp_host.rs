@@ -437,10 +437,10 @@ fn authentication_generates_the_key_of_all_connections() {
     }
 }
 
-/// Somebody on the way clears the bits of the response to Connect by which the target requests
+/// A proxy clears the bits of the response to Connect by which the target requests
 /// authentication.
 #[test]
-fn authentication_cannot_be_removed_on_the_way() {
+fn authentication_cannot_be_removed_by_a_proxy() {
     let host = TestHost::new();
     let target = TestTarget::start(known_host(false, true), PortSecurity::TlsAllowed);
     let clear_requirements: Alteration = |bytes| {

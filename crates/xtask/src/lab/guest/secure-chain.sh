@@ -30,7 +30,7 @@ if whole 'rotation at both ends'; then
     check 'rotation: and reads its keys again' tenmil set configuration reload=true
     check 'rotation: Linux gets it' eval 'printf %s "$new" >/sys/class/nvme/nvme0/dhchap_secret'
     sleep 3
-    check 'rotation: the port of nvmet is taken away' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
+    check 'rotation: the port of nvmet is removed' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
     sleep 1
     check 'rotation: and given back' \
         ln -s $NVMET/subsystems/$SUBSYSTEM $NVMET/ports/4421/subsystems/$SUBSYSTEM
@@ -66,7 +66,7 @@ check 'TLS: verified' verify
 if whole 'a port and a server that are lost under load'; then
     load 30
     sleep 3
-    check 'the port of nvmet is taken away under load' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
+    check 'the port of nvmet is removed under load' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
     sleep 2
     check 'and given back' ln -s $NVMET/subsystems/$SUBSYSTEM $NVMET/ports/4421/subsystems/$SUBSYSTEM
     check 'tenmil is connected again' within 30 grep -q 'it is there again' serve.log

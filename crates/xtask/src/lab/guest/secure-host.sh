@@ -24,10 +24,10 @@ load() {
     tenmil perf "$(at "$2" "$3&keep-alive-timeout=5s")" -w randrw --verify -q 8 --overwrite -t "$1" >/tmp/load.log 2>&1 &
     loading=$!
 }
-# restarted WHAT PORT: the port is taken away under load and given back.
+# restarted WHAT PORT: the port is removed under load and added again.
 restarted() {
     sleep 4
-    check "$1: the port is taken away under load" rm "$NVMET/ports/$2/subsystems/$SUBSYSTEM"
+    check "$1: the port is removed under load" rm "$NVMET/ports/$2/subsystems/$SUBSYSTEM"
     sleep 2
     check "$1: and given back" \
         ln -s $NVMET/subsystems/$SUBSYSTEM "$NVMET/ports/$2/subsystems/$SUBSYSTEM"

@@ -46,7 +46,7 @@ check 'target: the sandbox has denied nothing' refused grep 'denied system call'
 check 'target: the server ends by itself' stop
 
 # A host whose keys are those of the kernel, and of which nothing but the connection tells that they were
-# replaced: `tenmil perf` is told of no reload.
+# replaced: `tenmil perf` has no reload.
 check 'nvmet offers a namespace' nvmet_offers || exit 1
 check 'by a port that requires TLS' nvmet_listens 4422 required || exit 1
 check 'by one that allows it' nvmet_listens 4421 allowed || exit 1
@@ -65,11 +65,11 @@ port_is() {
         back) ln -s $NVMET/subsystems/$SUBSYSTEM "$NVMET/ports/$1/subsystems/$SUBSYSTEM" ;;
     esac
 }
-# replaced WHAT PORT COMMAND...: the keys are replaced while the port is away.
+# replaced WHAT PORT COMMAND...: the keys are replaced while the port is missing.
 replaced() {
     name=$1 port=$2
     shift 2
-    check "$name: the port is taken away under load" port_is "$port" away
+    check "$name: the port is removed under load" port_is "$port" away
     check "$name: the keys are replaced" "$@"
     sleep 2
     check "$name: the port is given back" port_is "$port" back

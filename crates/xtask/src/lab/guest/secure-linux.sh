@@ -67,7 +67,7 @@ shows 'concatenation: sysfs tells of it' '^concat$' of tls_mode
 check 'concatenation: verified' verify
 load 10
 sleep 3
-check 'concatenation: the port is taken away under load' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
+check 'concatenation: the port is removed under load' rm $NVMET/ports/4421/subsystems/$SUBSYSTEM
 sleep 1
 check 'concatenation: and given back' \
     ln -s $NVMET/subsystems/$SUBSYSTEM $NVMET/ports/4421/subsystems/$SUBSYSTEM
