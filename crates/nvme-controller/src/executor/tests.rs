@@ -239,6 +239,25 @@ fn every_command_is_counted_once_by_operation_namespace_and_latency() {
 }
 
 #[test]
+fn runs_of_different_kinds_and_sizes_in_one_poll_are_all_counted() {
+    let mut rig = ExecutorFixture::new();
+    let reads = [(read_command(0, 1), data_segment(0, 512)); 3];
+    let large = [(read_command(8, 2), data_segment(4096, 1024)); 2];
+    let writes = [(write_command(16, 1), data_segment(8192, 512)); 4];
+    assert_eq!(rig.count_begun_as_run(&reads), 3);
+    assert_eq!(rig.count_begun_as_run(&large), 2);
+    assert_eq!(rig.count_begun_as_run(&writes), 4);
+    assert_eq!(rig.poll_finished().len(), 9);
+    let stats = &rig.io_stats.samples()[0].stats;
+    let of = |operation| {
+        let one = stats.operation_stats(operation);
+        (one.count, one.bytes, one.latency.count())
+    };
+    assert_eq!(of(Operation::Read), (5, 3 * 512 + 2 * 1024, 5));
+    assert_eq!(of(Operation::Write), (4, 4 * 512, 4));
+}
+
+#[test]
 fn latency_is_the_time_between_the_iterations_of_start_and_completion() {
     let mut rig = ExecutorFixture::new();
     for us in [3_u64, 40, 2_000_000] {
