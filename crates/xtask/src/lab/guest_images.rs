@@ -17,7 +17,7 @@ pub(crate) use guest_kernel::BUILT;
 use guest_kernel::GuestKernel;
 use guest_programs::GuestPrograms;
 pub(crate) use qemu_choice::QemuChoice;
-use suite_programs::{RESERVATIONS, SECURE, SuitePrograms};
+use suite_programs::{PROXY, RESERVATIONS, SECURE, SuitePrograms};
 
 use super::check_totals::ScenarioError;
 use super::cpio_archive::CpioArchive;
@@ -47,6 +47,8 @@ struct ImageKind {
     suite: String,
     /// Whether it has the programs for TLS and authentication, of the same suite.
     has_secure: bool,
+    /// Whether it has the proxy.
+    has_proxy: bool,
 }
 
 /// Kernel and initramfs of a guest, and the program of its companion.
@@ -91,7 +93,8 @@ impl GuestImages {
             return Err(why.clone());
         }
         let suite = scenario.suite.unwrap_or(&self.suite).to_owned();
-        let kind = ImageKind { suite, has_secure: scenario.needs_secure };
+        let (has_secure, has_proxy) = (scenario.needs_secure, scenario.needs_proxy);
+        let kind = ImageKind { suite, has_secure, has_proxy };
         if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == kind) {
             return known.clone();
         }
@@ -103,13 +106,14 @@ impl GuestImages {
     fn build_image(&self, kind: &ImageKind) -> Result<GuestImage, String> {
         let suite = &kind.suite;
         let kernel = GuestKernel::find_or_fetch(&self.room, suite)?;
-        let secure =
-            kind.has_secure.then(|| SuitePrograms::find_or_fetch(&SECURE, &self.room, suite));
-        let secure = secure.transpose()?;
-        let name = secure.as_ref().map_or(String::new(), |_| "-secure".to_owned());
+        let sets = [(kind.has_secure, &SECURE), (kind.has_proxy, &PROXY)];
+        let sets = sets.into_iter().filter_map(|(is_needed, set)| is_needed.then_some(set));
+        let added = sets.map(|set| SuitePrograms::find_or_fetch(set, &self.room, suite));
+        let added = added.collect::<Result<Vec<_>, _>>()?;
+        let name: String = added.iter().map(|programs| format!("-{}", programs.name())).collect();
         let initramfs = self.room.join(format!("initramfs-{suite}{name}"));
         let tenmil = if kind.has_secure { &self.secure_tenmil } else { &self.tenmil };
-        let bytes = self.write_initramfs(&kernel, secure.as_ref(), tenmil, &initramfs)?;
+        let bytes = self.write_initramfs(&kernel, &added, tenmil, &initramfs)?;
         println!("  note: Linux {}, initramfs of {} MiB", kernel.version, bytes >> 20);
         Ok(GuestImage { kernel: kernel.image, initramfs, tenmil: tenmil.clone() })
     }
@@ -118,7 +122,7 @@ impl GuestImages {
     fn write_initramfs(
         &self,
         kernel: &GuestKernel,
-        secure: Option<&SuitePrograms>,
+        added: &[SuitePrograms],
         tenmil: &Path,
         image: &Path,
     ) -> Result<usize, String> {
@@ -135,7 +139,7 @@ impl GuestImages {
             archive.add_file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
         self.programs.pack_programs(tenmil, &mut archive)?;
-        for programs in self.newer.iter().chain(secure) {
+        for programs in self.newer.iter().chain(added) {
             programs.pack_files(&mut archive)?;
         }
         kernel.pack_modules(&mut archive)?;

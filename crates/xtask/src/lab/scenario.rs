@@ -41,6 +41,8 @@ pub(crate) struct LabScenario {
     pub(crate) needs_newer: bool,
     /// Whether it needs tlshd, keyctl and an nvme-cli of the kernel's suite, for TLS and authentication.
     pub(crate) needs_secure: bool,
+    /// Whether it needs the proxy that replaces bytes of connections.
+    pub(crate) needs_proxy: bool,
     /// Further kernel parameters.
     pub(crate) kernel_line: &'static str,
     /// The guest script.
@@ -114,6 +116,7 @@ const BARE: LabScenario = LabScenario {
     suite: None,
     needs_newer: false,
     needs_secure: false,
+    needs_proxy: false,
     kernel_line: "",
     script: "",
 };
@@ -406,6 +409,7 @@ pub(crate) const SCENARIOS: [LabScenario; 22] = [
     LabScenario {
         name: "secure-altered",
         about: "a proxy strips TLS and authentication between Linux and tenmil, and is refused",
+        needs_proxy: true,
         script: concat!(include_str!("guest/secure.sh"), include_str!("guest/secure-altered.sh")),
         ..SECURE
     },

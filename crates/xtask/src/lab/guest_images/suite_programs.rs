@@ -32,12 +32,19 @@ pub(super) const RESERVATIONS: ProgramSet = ProgramSet {
 };
 
 /// TLS and authentication: the program that makes the kernel's TLS handshakes, the one that shows its
-/// keyrings, an nvme-cli that knows both, and a proxy that replaces bytes of connections. Its `nvme` is not
-/// the default one of a guest.
+/// keyrings, and an nvme-cli that knows both. Its `nvme` is not the default one of a guest.
 pub(super) const SECURE: ProgramSet = ProgramSet {
     name: "secure",
-    packages: &["ktls-utils", "keyutils", "nvme-cli", "netsed"],
-    programs: &["usr/sbin/tlshd", "usr/bin/keyctl", "usr/sbin/nvme", "usr/bin/netsed"],
+    packages: &["ktls-utils", "keyutils", "nvme-cli"],
+    programs: &["usr/sbin/tlshd", "usr/bin/keyctl", "usr/sbin/nvme"],
+    starters: "lab/secure/bin",
+};
+
+/// A proxy that replaces bytes of connections. Not every suite has it.
+pub(super) const PROXY: ProgramSet = ProgramSet {
+    name: "proxy",
+    packages: &["netsed"],
+    programs: &["usr/bin/netsed"],
     starters: "lab/secure/bin",
 };
 
@@ -67,6 +74,11 @@ impl SuitePrograms {
             fetch_packages(set, &root, suite)?;
         }
         Ok(Self { set, root })
+    }
+
+    /// Name of the set.
+    pub(super) fn name(&self) -> &'static str {
+        self.set.name
     }
 
     /// Adds the programs to an archive, each with a script that starts it through its own loader.
