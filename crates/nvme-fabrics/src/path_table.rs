@@ -53,6 +53,17 @@ pub struct PathRow {
     pub ups: u64,
     /// Number of times the path was lost.
     pub losses: u64,
+    /// Security of its connections; the last one's while the path is not up.
+    pub security: PathSecurity,
+}
+
+/// Security of the connections of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathSecurity {
+    /// IANA name of the cipher suite of TLS; `None` in plaintext.
+    pub cipher_suite: Option<&'static str>,
+    /// Whether the host was authenticated with DH-HMAC-CHAP.
+    pub is_authenticated: bool,
 }
 
 /// Called with each change: the device, the address of the path if the change is of one, and the change.
@@ -86,6 +97,7 @@ impl PathTable {
             reason: None,
             ups: 0,
             losses: 0,
+            security: PathSecurity::default(),
         };
         let mut devices = self.lock();
         let number = devices.next;
@@ -116,6 +128,15 @@ impl DevicePaths {
             let address = change.path_index().and_then(|path| rows.get(path));
             let device = names.get(&self.number).map_or("", String::as_str);
             observer(device, address.map(|row| row.address.as_str()), change);
+        }
+    }
+
+    /// Records the security of a path that is about to be reported as up.
+    pub fn record_security(&self, path: usize, security: PathSecurity) {
+        let mut devices = self.table.lock();
+        let row = devices.rows.get_mut(&self.number).and_then(|rows| rows.get_mut(path));
+        if let Some(row) = row {
+            row.security = security;
         }
     }
 }

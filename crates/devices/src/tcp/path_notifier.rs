@@ -5,7 +5,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_nvme_fabrics::{
-    DevicePaths, PathAnaState, PathChange, PathEvent, PathTable, TimeoutPolicy,
+    DevicePaths, PathAnaState, PathChange, PathEvent, PathSecurity, PathTable, TimeoutPolicy,
 };
 
 use super::tcp_uri::TcpUri;
@@ -109,6 +109,13 @@ impl PathNotifier {
             // Its loss is reported.
             PathEvent::AllPathsDown => {}
             event => self.report_path(event),
+        }
+    }
+
+    /// Records the security of a path whose event `Up` is reported next.
+    pub(super) fn record_security(&self, path: usize, security: PathSecurity) {
+        if let Some(paths) = &self.paths {
+            paths.record_security(path, security);
         }
     }
 

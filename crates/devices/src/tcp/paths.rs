@@ -11,7 +11,7 @@ use tenmil_base::{CompletionBatch, Error, Instant, IoChannel, Limits, Span};
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, Region, RegionTable};
 use tenmil_linux::{Clock, EventLoop, NextStep, StopFlag};
 use tenmil_nvme_fabrics::{
-    FabricsChannel, Multipath, MultipathOptions, PathEvent, PathSetup, QueueRequest,
+    FabricsChannel, Multipath, MultipathOptions, PathEvent, PathSecurity, PathSetup, QueueRequest,
     WaitHandle as _,
 };
 use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
@@ -171,10 +171,9 @@ impl NamespacePaths {
         let mut multipath = self.shared.lock();
         let count = multipath.path_count();
         let path = (0..count).find(|path| multipath.ana_state(*path).is_some())?;
-        let remote = multipath.path_controller(path)?;
-        let channel = remote.secure_channel();
-        let tls = channel.map(|channel| format!("TLS ({})", channel.cipher_suite));
-        let chap = remote.is_authenticated().then(|| "DH-HMAC-CHAP".to_owned());
+        let PathSecurity { cipher_suite, is_authenticated } = path_security(&mut multipath, path);
+        let tls = cipher_suite.map(|cipher_suite| format!("TLS ({cipher_suite})"));
+        let chap = is_authenticated.then(|| "DH-HMAC-CHAP".to_owned());
         let parts: Vec<String> = tls.into_iter().chain(chap).collect();
         (!parts.is_empty()).then(|| parts.join(" and "))
     }
@@ -275,7 +274,7 @@ impl PathsState {
             let mut multipath = self.lock();
             let event = multipath.poll(now);
             if let Some(event) = &event {
-                self.notifier.report(now, event);
+                self.report_event(now, event, &mut multipath);
             }
             match event {
                 Some(
@@ -299,6 +298,14 @@ impl PathsState {
         }
     }
 
+    /// Reports an event; of a path that is up, how it is secured too.
+    fn report_event(&self, now: Instant, event: &PathEvent, multipath: &mut Multipath) {
+        if let PathEvent::Up { path, .. } = event {
+            self.notifier.record_security(*path, path_security(multipath, *path));
+        }
+        self.notifier.report(now, event);
+    }
+
     /// Reports an event, and updates the size of the device after a resize.
     fn report_event_and_update_size(
         &self,
@@ -306,7 +313,7 @@ impl PathsState {
         event: &PathEvent,
         multipath: &mut Multipath,
     ) {
-        self.notifier.report(now, event);
+        self.report_event(now, event, multipath);
         if let PathEvent::Controller { event: Event::NamespaceResized { .. }, .. } = event {
             // The size is the same on all paths.
             if let Some(blocks) = multipath.block_count() {
@@ -314,6 +321,13 @@ impl PathsState {
             }
         }
     }
+}
+
+/// How the connections of a path are secured; not at all while it has no controller.
+fn path_security(multipath: &mut Multipath, path: usize) -> PathSecurity {
+    let Some(remote) = multipath.path_controller(path) else { return PathSecurity::default() };
+    let cipher_suite = remote.secure_channel().map(|channel| channel.cipher_suite);
+    PathSecurity { cipher_suite, is_authenticated: remote.is_authenticated() }
 }
 
 /// A path to `address`, and its memory.

@@ -31,6 +31,12 @@ const PATH: &[FieldSchema] = &[
     FieldSchema::new("why", TEXT, "why the path is not up"),
     FieldSchema::new("connects", ResultType::Whole, "number of times the path came up"),
     FieldSchema::new("losses", ResultType::Whole, "number of times the path was lost"),
+    FieldSchema::new("tls", TEXT, "cipher suite of its connections; null in plaintext"),
+    FieldSchema::new(
+        "authenticated",
+        ResultType::Flag,
+        "whether the host was authenticated with DH-HMAC-CHAP",
+    ),
 ];
 
 pub(super) const METHODS: &[Method] = &[Method {
@@ -110,12 +116,16 @@ fn path_row(row: &PathRow) -> Value {
         "why": row.reason,
         "connects": row.ups,
         "losses": row.losses,
+        "tls": row.security.cipher_suite,
+        "authenticated": row.security.is_authenticated,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use serde_json::{Map, Value, json};
+
+    use tenmil_nvme_fabrics::PathSecurity;
 
     use super::{PathChange, PathTable, subscribe_path_events};
     use crate::event::event_channel;
@@ -158,6 +168,13 @@ mod tests {
         assert_eq!(state(1), (&json!("up"), &json!(true)));
         assert_eq!((&found[0]["why"], &found[0]["losses"]), (&json!("it was cut"), &json!(1)));
         assert_eq!(found[1]["access"], "non-optimized");
+        assert_eq!((&found[1]["tls"], &found[1]["authenticated"]), (&Value::Null, &json!(false)));
+        let suite = "TLS_AES_128_GCM_SHA256";
+        let security = PathSecurity { cipher_suite: Some(suite), is_authenticated: true };
+        device.record_security(1, security);
+        let found = path_rows(&paths, json!({}));
+        assert_eq!((&found[1]["tls"], &found[1]["authenticated"]), (&json!(suite), &json!(true)));
+        assert_eq!(found[0]["tls"], Value::Null, "of the other path nothing is known");
         let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();
         let expected = ["path-up", "path-up", "path-lost", "path-selected", "path-changed"];
