@@ -17,7 +17,7 @@ use crate::spelling_suggestion::nearest_name;
 pub struct Method {
     /// Whether it reads, changes or subscribes.
     pub verb: MethodKind,
-    /// Name after the verb. A get and a set method may share a name.
+    /// Name after the verb. Methods of different kinds may share a name.
     pub name: &'static str,
     /// Parameters, in the order of the documentation.
     pub parameters: &'static [Parameter],
@@ -39,6 +39,10 @@ pub enum MethodKind {
     Get,
     /// Changes something and returns the new state.
     Set,
+    /// Creates an object, named by the required parameters of the delete method of the same name.
+    Create,
+    /// Deletes an object, which its required parameters name.
+    Delete,
     /// Subscribes: its result is followed by events.
     Subscribe,
 }
@@ -95,17 +99,28 @@ impl MethodKind {
         match self {
             Self::Get => "get",
             Self::Set => "set",
+            Self::Create => "create",
+            Self::Delete => "delete",
             Self::Subscribe => "events",
+        }
+    }
+
+    /// Whether a method of this kind changes something.
+    pub const fn is_change(self) -> bool {
+        match self {
+            Self::Get | Self::Subscribe => false,
+            Self::Set | Self::Create | Self::Delete => true,
         }
     }
 }
 
 impl Method {
-    /// Name in a request: that of the row, with `set_` prepended for a set method.
+    /// Name in a request: that of the row, with `set_`, `create_` or `delete_` prepended for a
+    /// method that changes something.
     pub fn request_name(&self) -> String {
         match self.verb {
             MethodKind::Get | MethodKind::Subscribe => self.name.to_owned(),
-            MethodKind::Set => format!("set_{}", self.name),
+            verb => format!("{}_{}", verb.name(), self.name),
         }
     }
 
@@ -113,7 +128,10 @@ impl Method {
     pub fn command_line_name(&self) -> String {
         match self.verb {
             MethodKind::Subscribe => self.name.to_owned(),
-            verb => format!("{} {}", verb.name(), self.name),
+            MethodKind::Create | MethodKind::Delete => {
+                format!("{} {}", self.name, self.verb.name())
+            }
+            MethodKind::Get | MethodKind::Set => format!("{} {}", self.verb.name(), self.name),
         }
     }
 

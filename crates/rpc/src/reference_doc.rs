@@ -42,6 +42,7 @@ fn describe_method(method: &Method, text: &mut String) {
         let without = match parameter.need {
             ParamDefault::Required => "required".into(),
             ParamDefault::Optional if method.verb == MethodKind::Set => "unchanged".into(),
+            ParamDefault::Optional if method.verb.is_change() => "none".into(),
             ParamDefault::Optional => "all".into(),
             ParamDefault::Default(value) => format!("`{value}`"),
         };

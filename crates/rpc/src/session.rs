@@ -313,7 +313,7 @@ impl Session {
             Ok((method, DispatchResult::Now(answer))) => (Some(method.verb), Ok(answer)),
             Ok((method, DispatchResult::Later(pending))) => {
                 let changed =
-                    (method.verb == MethodKind::Set).then(|| self.method_called_event(request));
+                    method.verb.is_change().then(|| self.method_called_event(request));
                 let id = request.id.clone();
                 self.waited_for = Some(AwaitedReply { id, method, pending, changed });
                 return self.queue_deferred_response();
@@ -322,7 +322,9 @@ impl Session {
         };
         self.queue_line(&response_line(&request.id, &result));
         match verb {
-            Some(MethodKind::Set) => LineResult::Changed(self.method_called_event(request)),
+            Some(verb) if verb.is_change() => {
+                LineResult::Changed(self.method_called_event(request))
+            }
             Some(MethodKind::Subscribe) => {
                 self.follows = true;
                 LineResult::Replied
