@@ -1,6 +1,6 @@
 //! Events of the target, for operators and programs.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use super::audit::{ConnectionAudit, RefusalReason};
@@ -65,6 +65,34 @@ pub(super) struct EventQueue {
     events: VecDeque<TargetEvent>,
     /// Dropped events that were not reported yet.
     dropped: u64,
+    counts: EventCounts,
+}
+
+/// Numbers of events since the start, including those that were not reported. They are of connections,
+/// not of I/O.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventCounts {
+    /// Accepted connections.
+    pub connected: u64,
+    /// Created associations.
+    pub associated: u64,
+    /// Connected queues whose host has authenticated, and those of other hosts.
+    pub accepted: AcceptedCounts,
+    /// Queues that were authenticated again.
+    pub reauthenticated: u64,
+    /// Rejected connections, Connect commands and authentications, by [`RefusalReason::name`].
+    pub refused: BTreeMap<&'static str, u64>,
+    /// Ended connections, by [`DisconnectReason::name`].
+    pub disconnected: BTreeMap<&'static str, u64>,
+}
+
+/// Numbers of connected queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AcceptedCounts {
+    /// Those of hosts that have authenticated by DH-HMAC-CHAP.
+    pub authenticated: u64,
+    /// Those of other hosts.
+    pub unauthenticated: u64,
 }
 
 /// Largest number of unread events.
@@ -74,12 +102,23 @@ impl EventQueue {
     /// Appends an event. When the queue is full, the oldest event caused by a peer is dropped, so
     /// that peers cannot displace the target's own errors.
     pub(super) fn push(&mut self, events: TargetEvent) {
+        self.counts.count(&events);
         if self.events.len() >= UNREAD_MAX {
             let oldest = self.events.iter().position(TargetEvent::is_caused_by_peer).unwrap_or(0);
             self.events.remove(oldest);
             self.dropped += 1;
         }
         self.events.push_back(events);
+    }
+
+    /// Counts a rejection that is not reported.
+    pub(super) fn count_unreported_refusal(&mut self, reason: RefusalReason) {
+        *self.counts.refused.entry(reason.name()).or_default() += 1;
+    }
+
+    /// Numbers of events since the start.
+    pub(super) fn counts(&self) -> EventCounts {
+        self.counts.clone()
     }
 
     /// Removes the oldest event. After the last one, reports how many were dropped.
@@ -89,6 +128,27 @@ impl EventQueue {
             let text = format!("{dropped} events of connections were dropped: they arrived faster than they were read");
             (dropped > 0).then_some(TargetEvent::Notice(text))
         })
+    }
+}
+
+impl EventCounts {
+    fn count(&mut self, event: &TargetEvent) {
+        match event {
+            TargetEvent::Connected { .. } => self.connected += 1,
+            TargetEvent::Associated { .. } => self.associated += 1,
+            TargetEvent::Accepted(audit) if audit.authentication.is_some() => {
+                self.accepted.authenticated += 1;
+            }
+            TargetEvent::Accepted(_) => self.accepted.unauthenticated += 1,
+            TargetEvent::Authenticated(_) => self.reauthenticated += 1,
+            TargetEvent::Rejected { reason, .. } => {
+                *self.refused.entry(reason.name()).or_default() += 1;
+            }
+            TargetEvent::Disconnected { reason, .. } => {
+                *self.disconnected.entry(reason.name()).or_default() += 1;
+            }
+            TargetEvent::Notice(_) | TargetEvent::Error(_) => {}
+        }
     }
 }
 
@@ -135,26 +195,45 @@ pub enum DisconnectReason {
 }
 
 impl DisconnectReason {
+    /// Identifiers of all reasons.
+    pub const NAMES: [&'static str; 15] = [
+        "closed",
+        "host-disconnect",
+        "protocol-error",
+        "terminated",
+        "timeout",
+        "broken",
+        "keep-alive-expired",
+        "not-enabled",
+        "association-ended",
+        "authentication-failed",
+        "credentials-revoked",
+        "refused",
+        "reset",
+        "internal-error",
+        "server-ends",
+    ];
+
     /// Stable identifier for programs.
     #[must_use]
     pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::HostDisconnect => "host-disconnect",
-            Self::ProtocolError(_) => "protocol-error",
-            Self::Terminated(_) => "terminated",
-            Self::Timeout(_) => "timeout",
-            Self::Broken(_) => "broken",
-            Self::KeepAliveExpired => "keep-alive-expired",
-            Self::NotEnabled => "not-enabled",
-            Self::AssociationEnded => "association-ended",
-            Self::AuthenticationFailed(_) => "authentication-failed",
-            Self::CredentialsRevoked => "credentials-revoked",
-            Self::Refused(_) => "refused",
-            Self::Reset => "reset",
-            Self::Internal(_) => "internal-error",
-            Self::ServerEnds => "server-ends",
-        }
+        Self::NAMES[match self {
+            Self::Closed => 0,
+            Self::HostDisconnect => 1,
+            Self::ProtocolError(_) => 2,
+            Self::Terminated(_) => 3,
+            Self::Timeout(_) => 4,
+            Self::Broken(_) => 5,
+            Self::KeepAliveExpired => 6,
+            Self::NotEnabled => 7,
+            Self::AssociationEnded => 8,
+            Self::AuthenticationFailed(_) => 9,
+            Self::CredentialsRevoked => 10,
+            Self::Refused(_) => 11,
+            Self::Reset => 12,
+            Self::Internal(_) => 13,
+            Self::ServerEnds => 14,
+        }]
     }
 }
 
@@ -227,7 +306,7 @@ fn write_connection(out: &mut fmt::Formatter<'_>, audit: &ConnectionAudit) -> fm
 
 #[cfg(test)]
 mod tests {
-    use super::{EventQueue, TargetEvent, UNREAD_MAX};
+    use super::{DisconnectReason, EventQueue, TargetEvent, UNREAD_MAX};
     use crate::tcp::audit::{ConnectionAudit, RefusalReason};
 
     fn peer_rejected_event(connection: u64) -> TargetEvent {
@@ -255,6 +334,28 @@ mod tests {
         let TargetEvent::Notice(text) = last else { panic!("{last:?}") };
         assert!(text.starts_with(&format!("{} events", 2 * UNREAD_MAX + 1)), "{text}");
         assert_eq!(unread.next(), None, "it is reported once");
+    }
+
+    #[test]
+    fn events_are_counted_by_reason_whether_or_not_they_are_read() {
+        let mut unread = EventQueue::default();
+        let end = |reason| TargetEvent::Disconnected { connection: 1, peer: "x".into(), reason };
+        (0..2 * UNREAD_MAX as u64).for_each(|id| unread.push(peer_rejected_event(id)));
+        unread.count_unreported_refusal(RefusalReason::NoSuchSubsystem);
+        unread.push(end(DisconnectReason::KeepAliveExpired));
+        unread.push(end(DisconnectReason::Broken("reset".into())));
+        unread.push(end(DisconnectReason::KeepAliveExpired));
+        let audit = ConnectionAudit::of_peer(Some(1), "192.0.2.1:5", 1);
+        unread.push(TargetEvent::Accepted(Box::new(audit)));
+        while unread.next().is_some() {}
+        let counts = unread.counts();
+        assert_eq!(counts.refused["no-such-subsystem"], 2 * UNREAD_MAX as u64 + 1);
+        assert_eq!(counts.disconnected["keep-alive-expired"], 2);
+        assert_eq!(counts.disconnected["broken"], 1);
+        assert_eq!((counts.accepted.authenticated, counts.accepted.unauthenticated), (0, 1));
+        assert!(counts.disconnected.keys().all(|name| DisconnectReason::NAMES.contains(name)));
+        let distinct: std::collections::BTreeSet<_> = DisconnectReason::NAMES.into_iter().collect();
+        assert_eq!(distinct.len(), DisconnectReason::NAMES.len());
     }
 
     #[test]

@@ -24,7 +24,7 @@ use super::buffer_pool::{BufferCache, BufferPool};
 use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
-use super::event::{EventQueue, TargetEvent};
+use super::event::{EventCounts, EventQueue, TargetEvent};
 use super::refusal_limiter::RefusalLimiter;
 use super::security::{GeneratedPsks, PortSecurity, PskIdentity, SecurityState, SubsystemSecurity};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
@@ -440,7 +440,15 @@ impl Service {
         let reported = refusals.lock().unwrap_or_else(PoisonError::into_inner).count(now, &address);
         if let Some(unreported) = reported {
             self.emit(TargetEvent::Rejected { audit: Box::new(audit), reason, why, unreported });
+        } else {
+            self.lock_event_queue().count_unreported_refusal(reason);
         }
+    }
+
+    /// Numbers of connections, associations, refusals and disconnects since the start.
+    #[must_use]
+    pub fn event_counts(&self) -> EventCounts {
+        self.lock_event_queue().counts()
     }
 
     /// Next event, if any.
