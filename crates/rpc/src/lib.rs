@@ -17,6 +17,8 @@
 //! sockets. The server has a thread of its own, which sleeps while idle. Methods read a
 //! [`ProcessParts`], which the serving program assembles.
 //!
+//! [`metrics`] renders the counters of a process for Prometheus.
+//!
 //! The configuration of a target is one declarative file: [`target_config`].
 
 #![forbid(unsafe_code)]
@@ -30,6 +32,7 @@ pub mod fuzz;
 mod json_schema;
 mod method;
 pub mod methods;
+pub mod metrics;
 mod param_type;
 mod passed_fd;
 pub mod pool_commands;

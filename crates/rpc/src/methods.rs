@@ -3,7 +3,7 @@
 mod copy;
 mod environment;
 mod file_events;
-mod io_statistics;
+pub(crate) mod io_statistics;
 mod method_list;
 mod mirror_events;
 pub(crate) mod mirrors_and_delays;
@@ -12,7 +12,7 @@ mod nvme_connections;
 mod paths;
 mod pool_events;
 mod process;
-mod reactors;
+pub(crate) mod reactors;
 mod sandbox;
 mod scheduler;
 mod target_configuration;

@@ -33,6 +33,7 @@ use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::EventSender;
 use crate::method::CallContext;
 use crate::methods::mirrors_and_delays::is_uri_of_device;
+use crate::metrics::StorageSampler;
 
 pub use diff_page::{DIFFERENCE, DiffPage, range_kind as kind_of_range};
 pub use execute::execute_command;
@@ -61,13 +62,24 @@ pub struct PoolCommands {
     announcer: EventSender,
     workers: Arc<WorkerPool>,
     jobs: Arc<Jobs>,
+    sampler: Arc<StorageSampler>,
 }
 
 impl PoolCommands {
     /// Creates an executor that opens devices of these kinds and emits events through `announcer`.
     pub fn new(kinds: DeviceKinds, announcer: EventSender) -> Self {
         let jobs = Arc::new(Jobs::new(announcer.clone()));
-        Self { kinds, announcer, workers: Arc::default(), jobs }
+        Self { kinds, announcer, workers: Arc::default(), jobs, sampler: Arc::default() }
+    }
+
+    /// What reads pools and mirrors for metrics, on a worker thread.
+    pub(crate) fn sampler(&self) -> &Arc<StorageSampler> {
+        &self.sampler
+    }
+
+    /// Executes `task` on a worker thread.
+    pub(crate) fn queue_task(&self, task: Box<dyn FnOnce() + Send>) -> Result<(), RpcError> {
+        self.workers.queue_task(task)
     }
 
     /// Executes the rest of a call on a worker thread.

@@ -11,6 +11,7 @@ use super::{NbdExports, NvmeConnections};
 use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
+use crate::process_parts::ProcessParts;
 use crate::result_type::{FieldSchema, ResultType};
 
 const TEXT: ResultType = ResultType::Maybe(&ResultType::Text);
@@ -127,62 +128,93 @@ pub(super) const METHODS: &[Method] = &[Method {
 
 /// What a row is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct RowKey {
-    protocol: &'static str,
-    export: String,
-    namespace: Option<u32>,
-    host: Option<String>,
-    queue: Option<(u16, u16)>,
+pub(crate) struct RowKey {
+    pub(crate) protocol: &'static str,
+    pub(crate) export: String,
+    pub(crate) namespace: Option<u32>,
+    pub(crate) host: Option<String>,
+    pub(crate) queue: Option<(u16, u16)>,
+}
+
+/// What the statistics of an export are divided by.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Division {
+    pub(crate) namespace: bool,
+    pub(crate) host: bool,
+    pub(crate) queue: bool,
+}
+
+/// Which statistics are collected; `None` is all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Selection<'a> {
+    pub(crate) export: Option<&'a str>,
+    pub(crate) host: Option<&'a str>,
 }
 
 fn io_statistics_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let nvme = call.state.find_part::<NvmeConnections>("queues");
-    let nbd = call.state.find_part::<NbdExports>("exports");
-    let devices = call.state.find_part::<ServedDevices>("served devices");
+    let division = match call.arguments.text("by").unwrap_or(GROUPS[0]) {
+        "host" => Division { host: true, ..Division::default() },
+        "queue" => Division { namespace: true, host: true, queue: true },
+        "namespace" => Division { namespace: true, ..Division::default() },
+        _ => Division::default(),
+    };
+    let selection =
+        Selection { export: call.arguments.text("export"), host: call.arguments.text("host") };
+    let rows = collect_io_stats(call.state, division, selection)?;
+    Ok(rows.into_iter().map(|(key, stats)| row(key, &stats)).collect())
+}
+
+/// Statistics of everything that the process serves. Those of hosts are added up unless `division` keeps
+/// them apart.
+pub(crate) fn collect_io_stats(
+    state: &ProcessParts,
+    division: Division,
+    selection: Selection<'_>,
+) -> Result<BTreeMap<RowKey, IoStats>, RpcError> {
+    let nvme = state.find_part::<NvmeConnections>("queues");
+    let nbd = state.find_part::<NbdExports>("exports");
+    let devices = state.find_part::<ServedDevices>("served devices");
     if let (Err(_), Err(_), Err(error)) = (&nvme, &nbd, &devices) {
         return Err(error.clone());
     }
-    let by = call.arguments.text("by").unwrap_or(GROUPS[0]);
-    let is_wanted =
-        |name: &str, found: &str| call.arguments.text(name).is_none_or(|wanted| wanted == found);
+    let is_export = |found: &str| selection.export.is_none_or(|wanted| wanted == found);
+    let is_host = |found: &str| selection.host.is_none_or(|wanted| wanted == found);
     let mut rows = BTreeMap::<RowKey, IoStats>::new();
     let subsystems = nvme.map(|NvmeConnections(service)| service.io_stats()).unwrap_or_default();
-    for (export, samples) in subsystems.iter().filter(|(nqn, _)| is_wanted("export", nqn)) {
-        for sample in samples.iter().filter(|sample| is_wanted("host", &sample.host)) {
-            let host = || Some(sample.host.to_string());
-            let mut key =
-                RowKey { protocol: "nvme-tcp", export: export.clone(), ..RowKey::default() };
-            match by {
-                "host" => key.host = host(),
-                "queue" => {
-                    (key.host, key.namespace) = (host(), Some(sample.nsid));
-                    key.queue = sample.queue;
-                }
-                "namespace" => key.namespace = Some(sample.nsid),
-                _ => {}
-            }
+    for (export, samples) in subsystems.iter().filter(|(nqn, _)| is_export(nqn)) {
+        for sample in samples.iter().filter(|sample| is_host(&sample.host)) {
+            let key = RowKey {
+                protocol: "nvme-tcp",
+                export: export.clone(),
+                namespace: division.namespace.then_some(sample.nsid),
+                host: division.host.then(|| sample.host.to_string()),
+                queue: sample.queue.filter(|_| division.queue),
+            };
             add(rows.entry(key).or_default(), &sample.stats);
         }
     }
+    // The rows of other protocols have no host.
+    if selection.host.is_some() {
+        return Ok(rows);
+    }
     let served = nbd.map(|exports| exports.served()).unwrap_or_default();
-    for export in served.iter().filter(|_| call.arguments.text("host").is_none()) {
+    for export in served {
         let name = export.export().name();
-        if is_wanted("export", name) {
+        if is_export(name) {
             let key = RowKey { protocol: "nbd", export: name.to_owned(), ..RowKey::default() };
             add(rows.entry(key).or_default(), &export.io_stats());
         }
     }
     let devices = devices.map(|ServedDevices(devices)| &devices[..]).unwrap_or_default();
-    for served in devices.iter().filter(|_| call.arguments.text("host").is_none()) {
-        let ServedDevice { protocol, listen, namespace, device } = served;
-        if is_wanted("export", listen) {
-            let namespace = namespace.filter(|_| matches!(by, "namespace" | "queue"));
+    for ServedDevice { protocol, listen, namespace, device } in devices {
+        if is_export(listen) {
+            let namespace = namespace.filter(|_| division.namespace);
             let export = listen.clone();
             let key = RowKey { protocol, export, namespace, ..RowKey::default() };
             add(rows.entry(key).or_default(), &device.statistics());
         }
     }
-    Ok(rows.into_iter().map(|(key, stats)| row(key, &stats)).collect())
+    Ok(rows)
 }
 
 /// Adds statistics; busy times of several queues overlap, so the longest one stays.

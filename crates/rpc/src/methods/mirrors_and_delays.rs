@@ -176,7 +176,7 @@ impl DeviceControls {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = handles;
     }
 
-    fn all_controls(&self) -> Vec<DeviceControl> {
+    pub(crate) fn all_controls(&self) -> Vec<DeviceControl> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

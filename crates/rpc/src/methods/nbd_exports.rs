@@ -207,7 +207,7 @@ impl NbdExports {
     }
 
     /// The exports.
-    pub(super) fn served(&self) -> &[Arc<ExportedDevice>] {
+    pub(crate) fn served(&self) -> &[Arc<ExportedDevice>] {
         &self.served
     }
 }

@@ -14,6 +14,7 @@ use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
+use crate::process_parts::ProcessParts;
 use crate::result_type::{FieldSchema, ResultType};
 
 /// Source of the process's reactors. A function, because a program may start them after the control
@@ -324,7 +325,11 @@ impl fmt::Debug for ReactorsSource {
 }
 
 fn running_reactors(call: &CallContext<'_>) -> Result<ReactorsHandle, RpcError> {
-    let found = (call.state.find_part::<ReactorsSource>("reactors")?.0)();
+    reactors_of_process(call.state)
+}
+
+fn reactors_of_process(parts: &ProcessParts) -> Result<ReactorsHandle, RpcError> {
+    let found = (parts.find_part::<ReactorsSource>("reactors")?.0)();
     found.ok_or_else(|| {
         let message = "this process runs no reactors now, expected one that does";
         RpcError::usage(ErrorCode::NotFound, message)
@@ -332,7 +337,12 @@ fn running_reactors(call: &CallContext<'_>) -> Result<ReactorsHandle, RpcError> 
 }
 
 fn sample_reactors(call: &CallContext<'_>) -> Result<StatisticsSample, RpcError> {
-    let ReactorsHandle { directory, clock } = running_reactors(call)?;
+    sample_of_process(call.state)
+}
+
+/// Statistics of the reactors that the process runs now.
+pub(crate) fn sample_of_process(parts: &ProcessParts) -> Result<StatisticsSample, RpcError> {
+    let ReactorsHandle { directory, clock } = reactors_of_process(parts)?;
     Ok(directory.sample_statistics(clock.now()))
 }
 

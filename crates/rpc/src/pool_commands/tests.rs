@@ -419,3 +419,28 @@ fn rejected_job_reports_the_same_error_as_the_command() {
         ErrorCode::NotFound
     );
 }
+
+#[test]
+fn metrics_show_the_space_of_a_pool_and_of_its_volumes() {
+    let bench = PoolTest::new();
+    bench.create_pool_file("again");
+    let _again = bench.pool_name("again");
+    let _opened = bench.pool_name("pool");
+    let create = json!({ "pool": "pool", "name": "db", "size_bytes": 8 << 20 });
+    bench.call_method("set_volume_create", create).unwrap();
+    let snapshot = json!({ "pool": "pool", "volume": "db", "name": "monday" });
+    bench.call_method("set_volume_snapshot", snapshot).unwrap();
+    let text = crate::metrics::render(&bench.state, false);
+    for line in [
+        "tenmil_pool_size_bytes{pool=\"pool\"} 33554432",
+        "tenmil_pool_size_bytes{pool=\"again\"} 33554432",
+        "tenmil_pool_volumes{pool=\"pool\"} 2",
+        "tenmil_pool_stopped{pool=\"pool\"} 0",
+        "tenmil_pool_provisioned_bytes{pool=\"pool\"} 8388608",
+        "tenmil_volume_size_bytes{pool=\"pool\",volume=\"db\"} 8388608",
+        "tenmil_volume_used_bytes{pool=\"pool\",volume=\"db\"} 0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} in {text}");
+    }
+    assert!(!text.contains("monday"), "a snapshot has no series");
+}
