@@ -12,6 +12,7 @@
 //! | [`mod@mailbox`], [`wakeup`] | messages between threads; sleep and wake-up without lost notifications |
 //! | [`event_loop`] | loop of a polling thread: reads the clock and blocks between iterations |
 //! | [`thread_pool`] | threads for blocking work |
+//! | [`thread_state`] | state, system call and stack of another thread of this process |
 //! | [`signal`] | SIGINT, SIGTERM and SIGHUP as flags |
 //! | [`pty`] | pseudo-terminal for tests of interactive programs |
 //! | [`process_log`] | non-blocking log lines, rate-limited per cause |
@@ -98,6 +99,7 @@ pub mod tc_flower;
 mod thread_engine;
 mod thread_flags;
 pub mod thread_pool;
+pub mod thread_state;
 pub mod ublk;
 pub mod uevent;
 mod uring_engine;

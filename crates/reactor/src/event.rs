@@ -102,6 +102,9 @@ pub enum Event {
         lasts: Span,
         /// The running poller, or the thread whose message runs.
         running: Option<String>,
+        /// What the thread of the reactor is doing, with its stack as far as it is known; `None` in
+        /// simulations.
+        state: Option<String>,
     },
     /// The kernel refused to wait for a poller's descriptor; its reactor does not sleep.
     WaitFailed {
@@ -290,11 +293,14 @@ impl fmt::Display for Event {
             Self::SlowIteration { reactor, took, attribution: cause } => {
                 write!(out, "an iteration of reactor {reactor} took {took}: {cause}")
             }
-            Self::ReactorStalled { reactor, lasts, running } => write!(
-                out,
-                "an iteration of reactor {reactor} has run for more than {lasts} and may not end: '{}' runs",
-                running.as_deref().unwrap_or("unknown")
-            ),
+            Self::ReactorStalled { reactor, lasts, running, state } => {
+                write!(
+                    out,
+                    "an iteration of reactor {reactor} has run for more than {lasts} and may not end: {} runs",
+                    running.as_deref().unwrap_or("an unknown poller")
+                )?;
+                state.as_ref().map_or(Ok(()), |state| write!(out, "; {state}"))
+            }
             Self::WaitFailed { poller, thread, error } => {
                 write!(out, "wait for poller '{poller}' of thread {thread}: {error}")
             }

@@ -30,6 +30,7 @@
 //! | write with async and await | [`task`] |
 //! | use one object from many threads | [`SharedProvider`], [`ChannelProvider`], [`Channel`] |
 //! | monitor and control | [`Registry`], [`StatisticsSample`], [`Event`], [`PollMode`] |
+//! | diagnose | [`flight_recorder`], [`Watchdog`], [`Reactors::start_watchdog`] |
 //! | place threads and set frequencies | [`thread_scheduler`], [`frequency_governor`], [`load_balancer`] |
 //! | run everything in simulated time | [`UnstartedReactors`], [`TimeSource`], [`tenmil_linux::EventLoop`] |
 //! | spin adaptively, as a reactor does | [`AdaptiveSpin`] |
@@ -42,6 +43,7 @@ mod adaptive_spin;
 mod context;
 mod error;
 mod event;
+pub mod flight_recorder;
 pub mod frequency_governor;
 mod light_thread;
 pub mod load_balancer;
@@ -77,4 +79,4 @@ pub use registry::{
 };
 pub use thread_channel::{Channel, ChannelProvider, SharedProvider};
 pub use time_accounting::TimeSource;
-pub use watchdog::{STALL_THRESHOLD, Watchdog};
+pub use watchdog::{STALL_THRESHOLD, StallReport, Watchdog};

@@ -80,10 +80,11 @@ impl LightThread {
         directory: &Registry,
     ) -> Self {
         let (send, mail) = mailbox(plan.mailbox);
+        let number = directory.allocate_account_number();
         let thread_state = ThreadState {
-            record: Arc::new(ThreadCounters::new(id, &plan, send, home, bells)),
+            record: Arc::new(ThreadCounters::new((id, number), &plan, send, home, bells)),
             mailbox: mail,
-            number: directory.allocate_account_number(),
+            number,
             current: None,
             changes: VecDeque::new(),
             ids: PollerIdAllocator::default(),

@@ -23,6 +23,7 @@ use tenmil_linux::{EventLoop, NextStep, Notifier, Receiver, Sleeper, WakeSources
 use crate::adaptive_spin::{AdaptiveSpin, PollMode};
 use crate::error::ReactorError;
 use crate::event::{Event, PollerPanicked, SlowIterationCause};
+use crate::flight_recorder::{self, FlightEventKind, LONG_SLEEP};
 use crate::light_thread::LightThread;
 use crate::message::{Message, ThreadHandle};
 use crate::panic_text::panic_text;
@@ -231,6 +232,9 @@ impl Reactor {
         // Time asleep is neither busy time nor part of a slow iteration.
         if self.slept {
             self.slept = false;
+            if took >= LONG_SLEEP {
+                flight_recorder::record(now, FlightEventKind::LongSleep, [took.ns, 0]);
+            }
         } else {
             if self.busy {
                 self.charge_last_worker(now, took);
@@ -270,6 +274,7 @@ impl Reactor {
         self.local.accounting.charge_elapsed(now);
         let number = self.local.accounting.longest_account_of_iteration(took, now);
         let cause = self.slow_cause_of(number);
+        flight_recorder::record(now, FlightEventKind::SlowIteration, [number, took.ns]);
         if longest {
             let mut kept =
                 record.longest_attribution.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
-use tenmil_linux::{Clock, CpuList, NamedThread, event_loop};
+use tenmil_base::Span;
+use tenmil_linux::thread_state::OsThreadId;
+use tenmil_linux::{Clock, CpuList, NamedThread, StopFlag, event_loop};
 
 use crate::adaptive_spin::PollMode;
 use crate::error::ReactorError;
 use crate::event::Event;
+use crate::flight_recorder;
 use crate::light_thread::ThreadBuilder;
 use crate::message::ThreadHandle;
 use crate::reactor::{ReactorOptions, UnstartedReactors};
 use crate::registry::{ReactorId, Registry, SpawnError, StatisticsSample};
 use crate::time_accounting::TimeSource;
+use crate::watchdog::{StallReport, run_watchdog};
 
 /// Running reactors. Dropping them stops them: all threads end, after their pollers have detached
 /// or a time limit.
@@ -19,6 +23,7 @@ use crate::time_accounting::TimeSource;
 pub struct Reactors {
     directory: Arc<Registry>,
     threads: Vec<NamedThread<()>>,
+    watchdog: Option<NamedThread<()>>,
     clock: Clock,
 }
 
@@ -50,12 +55,16 @@ impl Reactors {
         let stopwatch = TimeSource::Clock(*clock);
         let assembly = UnstartedReactors::new(&cores, options, &stopwatch, clock.now())?;
         let UnstartedReactors { registry: directory, reactors } = assembly;
-        let mut started = Self { directory, threads: Vec::new(), clock: *clock };
+        let mut started = Self { directory, threads: Vec::new(), watchdog: None, clock: *clock };
         for ((mut reactor, mut sleeper), core) in reactors.into_iter().zip(cores) {
             let clock = *clock;
             let name = format!("reactor-{}", reactor.id());
             let id = reactor.id();
-            let body = move |_: &tenmil_linux::StopFlag| {
+            let registry = Arc::clone(&started.directory);
+            let body = move |_: &StopFlag| {
+                registry.set_os_thread(id, OsThreadId::current());
+                flight_recorder::start_recording(id, clock, &registry);
+                drop(registry);
                 event_loop::run_event_loop(&mut reactor, &clock, &mut sleeper)
             };
             let thread = NamedThread::spawn(&name, options.pin.then_some(core), body)
@@ -67,6 +76,22 @@ impl Reactors {
             started.threads.push(thread);
         }
         Ok(started)
+    }
+
+    /// Starts a thread that observes the reactors. It reports an iteration that has lasted longer than
+    /// `threshold`, once, as an event and to `tell`, which runs on that thread.
+    pub fn start_watchdog(
+        &mut self,
+        threshold: Span,
+        tell: impl Fn(&StallReport) + Send + 'static,
+    ) -> Result<(), ReactorError> {
+        let (directory, clock) = (Arc::clone(&self.directory), self.clock);
+        directory.set_watchdog();
+        let body = move |stop: &StopFlag| run_watchdog(stop, threshold, (&directory, clock), &tell);
+        let thread = NamedThread::spawn("watchdog", None, body)
+            .map_err(|error| ReactorError::from_io_error("start the watchdog", &error))?;
+        self.watchdog = Some(thread);
+        Ok(())
     }
 
     /// Registry of the reactors and threads.
@@ -286,6 +311,72 @@ mod tests {
         }
         let sample = reactors.sample();
         assert_eq!(sample.threads[0].migrations, if homes.len() > 1 { 49 } else { 0 });
+        reactors.stop();
+    }
+
+    #[test]
+    fn watchdog_names_the_poller_that_blocks_and_shows_its_stack() {
+        struct Blocker(Receiver<()>);
+        impl Poller for Blocker {
+            fn poll(&mut self, _: &mut Context<'_>) -> PollResult {
+                wait_in_a_poller(&self.0);
+                PollResult::Idle
+            }
+        }
+        #[inline(never)]
+        fn wait_in_a_poller(wait: &Receiver<()>) {
+            // It ends when the test has seen the report, and returns at once from then on.
+            let _ = wait.recv_timeout(TIME_LIMIT);
+            std::hint::black_box(());
+        }
+        let mut reactors = start_reactors(PollMode::Adaptive);
+        let (report, reported) = channel();
+        let told = move |stall: &super::StallReport| drop(report.send(stall.clone()));
+        reactors.start_watchdog(Span::from_ms(100), told).unwrap();
+        let (unblock, wait) = channel();
+        let blocker =
+            PollerBuilder::polled_each_iteration("blocker", PollerWake::Messages, Blocker(wait));
+        reactors.spawn(ThreadBuilder::new("blocked").add_poller(blocker)).unwrap();
+        let stall = reported.recv_timeout(TIME_LIMIT).unwrap();
+        drop(unblock);
+        let text = stall.to_string();
+        let runs = "poller 'blocker' of thread 'blocked' runs";
+        assert!(text.contains(runs) && stall.lasts >= Span::from_ms(100), "{text}");
+        assert!(reported.try_recv().is_err(), "once per iteration");
+        // Where the kernel shows no system calls of threads, the stack is unknown.
+        if text.contains("in system call") {
+            assert!(text.contains("wait_in_a_poller"), "{text}");
+        }
+        let is_reported = |kind| {
+            let recorded = crate::flight_recorder::recorded_events();
+            let mut events = recorded.iter().flat_map(|log| log.events.iter());
+            events.any(|event| event.kind == kind)
+        };
+        assert!(is_reported(crate::flight_recorder::FlightEventKind::Stalled));
+        let end = reactors.clock().now().after(Span::from_secs(20));
+        while !is_reported(crate::flight_recorder::FlightEventKind::Resumed) {
+            assert!(reactors.clock().now() < end, "the end of the stall is never recorded");
+            tenmil_linux::named_thread::sleep(Span::from_ms(5));
+        }
+        let registry = reactors.registry();
+        let kinds = registry.events_since(0).events;
+        assert!(kinds.iter().any(|noted| noted.event.kind() == "reactor-stalled"), "{kinds:?}");
+        reactors.stop();
+    }
+
+    #[test]
+    fn flight_recorder_has_the_events_of_each_reactor() {
+        let reactors = start_reactors(PollMode::Adaptive);
+        let thread = reactors.spawn(ThreadBuilder::new("recorded thread")).unwrap();
+        call_on_thread(&thread, |context| {
+            let kind = crate::flight_recorder::FlightEventKind::ConnectionAccepted;
+            crate::flight_recorder::record(context.now(), kind, [815, 0]);
+        });
+        let logs = crate::flight_recorder::recorded_events();
+        let text = crate::flight_recorder::flight_text(&logs, tenmil_linux::clock::utc_now());
+        let started = format!("thread {} 'recorded thread' on reactor", thread.id());
+        assert!(text.contains(&started), "{text}");
+        assert!(text.contains(" connection-accepted: connection 815\n"), "{text}");
         reactors.stop();
     }
 

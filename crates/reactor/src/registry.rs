@@ -9,15 +9,17 @@ mod loads;
 mod sample;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{Instant, Span};
+use tenmil_linux::thread_state::OsThreadId;
 use tenmil_linux::{CpuList, Notifier, Sender};
 
 use crate::adaptive_spin::PollMode;
 use crate::error::ReactorError;
-use crate::event::{Event, EventBatch, EventLog};
+use crate::event::{Event, EventBatch, EventLog, SlowIterationCause};
+use crate::flight_recorder;
 use crate::light_thread::{LightThread, ThreadBuilder};
 use crate::message::{Message, ThreadHandle};
 use crate::poller::WakeKind;
@@ -38,6 +40,7 @@ pub struct Registry {
     events: EventLog,
     next_thread: AtomicU32,
     next_number: AtomicU64,
+    has_watchdog: AtomicBool,
 }
 
 /// Reactor number: an index, from 0.
@@ -95,6 +98,7 @@ impl Registry {
             events: EventLog::new(events),
             next_thread: AtomicU32::new(0),
             next_number: AtomicU64::new(1),
+            has_watchdog: AtomicBool::new(false),
         }
     }
 
@@ -314,10 +318,69 @@ impl Registry {
         self.reactors.get(reactor.index()).is_some_and(sleeping)
     }
 
-    /// Name of what runs on a reactor, or ran last.
-    pub(crate) fn running_poller_name(&self, reactor: ReactorId) -> Option<String> {
-        let number = self.reactors.get(reactor.index())?.record.running.get();
-        poller_name_of(&self.live_threads(), number)
+    /// Number of the poller or mailbox that runs on a reactor, or ran last.
+    pub(crate) fn running_account(&self, reactor: ReactorId) -> u64 {
+        self.reactors.get(reactor.index()).map_or(0, |entry| entry.record.running.get())
+    }
+
+    /// Name of the poller that runs on a reactor, or ran last.
+    pub fn running_poller_name(&self, reactor: ReactorId) -> Option<String> {
+        poller_name_of(&self.live_threads(), self.running_account(reactor))
+    }
+
+    /// What runs on a reactor, or ran last, with the name of its thread.
+    pub(crate) fn describe_running(&self, reactor: ReactorId) -> Option<String> {
+        let number = self.running_account(reactor);
+        self.live_threads().iter().find_map(|thread| {
+            if thread.mailbox_number == number {
+                return Some(format!("a message to thread '{}'", thread.name));
+            }
+            let pollers = thread.lock_pollers();
+            let poller = pollers.iter().find(|poller| poller.number == number)?;
+            Some(format!("poller '{}' of thread '{}'", poller.name, thread.name))
+        })
+    }
+
+    /// The poller or mailbox with this number, unless a lock would have to be waited for: for a report of a
+    /// panic, which may have interrupted the owner of the lock.
+    pub(crate) fn account_if_free(&self, number: u64) -> Option<SlowIterationCause> {
+        let threads = self.threads.try_lock().ok()?;
+        threads.iter().find_map(|thread| {
+            if thread.mailbox_number == number {
+                return Some(SlowIterationCause::Message(thread.name.clone()));
+            }
+            let pollers = thread.try_lock_pollers()?;
+            let poller = pollers.iter().find(|poller| poller.number == number)?;
+            Some(SlowIterationCause::Poller(poller.name.clone()))
+        })
+    }
+
+    /// Name of a thread, unless a lock would have to be waited for.
+    pub(crate) fn thread_name_if_free(&self, thread: ThreadId) -> Option<String> {
+        let threads = self.threads.try_lock().ok()?;
+        threads.iter().find(|record| record.id == thread).map(|record| record.name.clone())
+    }
+
+    /// Records which thread runs a reactor.
+    pub(crate) fn set_os_thread(&self, reactor: ReactorId, OsThreadId(thread): OsThreadId) {
+        if let Some(entry) = self.reactors.get(reactor.index()) {
+            entry.record.os_thread.store(thread, Ordering::Relaxed);
+        }
+    }
+
+    /// The thread that runs a reactor, unless it is simulated.
+    pub(crate) fn os_thread_of(&self, reactor: ReactorId) -> Option<OsThreadId> {
+        let thread = self.reactors.get(reactor.index())?.record.os_thread.load(Ordering::Relaxed);
+        (thread != 0).then_some(OsThreadId(thread))
+    }
+
+    /// Whether a thread of these reactors observes them.
+    pub fn has_watchdog(&self) -> bool {
+        self.has_watchdog.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_watchdog(&self) {
+        self.has_watchdog.store(true, Ordering::Relaxed);
     }
 
     /// Whether a reactor has stopped and accepts no commands.
@@ -326,6 +389,7 @@ impl Registry {
     }
 
     pub(crate) fn record_event(&self, at: Instant, event: Event) {
+        flight_recorder::record_reactor_event(at, &event);
         self.events.append(at, event);
     }
 

@@ -1,16 +1,24 @@
 //! Watchdog: detects iterations that do not return, which a reactor itself cannot report.
 
+mod thread;
+
 use tenmil_base::{Instant, Span};
+use tenmil_linux::thread_state::ThreadState;
 
 use crate::event::Event;
+use crate::flight_recorder::{self, FlightEventKind};
 use crate::registry::{ReactorId, Registry};
+
+pub use thread::StallReport;
+pub(crate) use thread::run_watchdog;
 
 /// Observer outside of these reactors, to be called periodically. It reads the reactors' counters
 /// only, so its cost does not depend on the number of threads.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Watchdog {
     /// State by reactor.
     seen: Vec<ObservedIteration>,
+    threshold: Span,
 }
 
 /// Iteration last observed on a reactor.
@@ -24,10 +32,32 @@ struct ObservedIteration {
 /// Iteration time from which a stall is reported.
 pub const STALL_THRESHOLD: Span = Span::from_secs(1);
 
+impl Default for Watchdog {
+    fn default() -> Self {
+        Self::with_threshold(STALL_THRESHOLD)
+    }
+}
+
 impl Watchdog {
+    /// Creates a watchdog that reports iterations of more than `threshold`.
+    pub fn with_threshold(threshold: Span) -> Self {
+        Self { seen: Vec::new(), threshold }
+    }
+
     /// Checks all reactors. One that is awake and was in the same iteration at every check for
-    /// longer than [`STALL_THRESHOLD`] is reported, once per iteration.
+    /// longer than the threshold is reported, once per iteration.
     pub fn check_reactors(&mut self, now: Instant, directory: &Registry) {
+        self.check_reactors_and(now, directory, |_, _| ());
+    }
+
+    /// Checks all reactors, and calls `tell` with each that is reported, and the time that its iteration has
+    /// lasted so far.
+    pub(crate) fn check_reactors_and(
+        &mut self,
+        now: Instant,
+        directory: &Registry,
+        mut tell: impl FnMut(ReactorId, &Event),
+    ) {
         for (index, reactor) in directory.reactors().enumerate() {
             let iteration = directory.iterations_of(reactor);
             let found = ObservedIteration { iteration, since: now, is_reported: false };
@@ -35,20 +65,29 @@ impl Watchdog {
                 self.seen.push(found);
                 continue;
             };
+            let lasts = now.since(seen.since);
             if seen.iteration != iteration
                 || directory.is_reactor_asleep(reactor)
                 || directory.has_reactor_ended(reactor)
             {
+                if seen.is_reported {
+                    flight_recorder::record(now, FlightEventKind::Resumed, [lasts.ns, 0]);
+                }
                 *seen = found;
-            } else if !seen.is_reported && now.since(seen.since) > STALL_THRESHOLD {
+            } else if !seen.is_reported && lasts > self.threshold {
                 seen.is_reported = true;
-                directory
-                    .record_event(now, stalled_event(directory, reactor, now.since(seen.since)));
+                let account = directory.running_account(reactor);
+                flight_recorder::record(now, FlightEventKind::Stalled, [account, lasts.ns]);
+                let event = stalled_event(directory, reactor, lasts);
+                tell(reactor, &event);
+                directory.record_event(now, event);
             }
         }
     }
 }
 
 fn stalled_event(directory: &Registry, reactor: ReactorId, lasts: Span) -> Event {
-    Event::ReactorStalled { reactor, lasts, running: directory.running_poller_name(reactor) }
+    let lasts = Span::from_ms(lasts.ns / 1_000_000);
+    let state = directory.os_thread_of(reactor).map(|thread| ThreadState::read(thread).to_string());
+    Event::ReactorStalled { reactor, lasts, running: directory.describe_running(reactor), state }
 }

@@ -33,6 +33,8 @@ pub(crate) struct ReactorCounters {
     pub(crate) slow_iterations: Counter,
     pub(crate) longest_iteration_ns: Counter,
     pub(crate) started: Instant,
+    /// Number of the operating system's thread; 0 if it is simulated.
+    pub(crate) os_thread: AtomicU32,
     /// What took the most time in the longest iteration. Locked when a new maximum is recorded.
     pub(crate) longest_attribution: Mutex<Option<String>>,
 }
@@ -55,6 +57,7 @@ impl ReactorCounters {
             slow_iterations: count(),
             longest_iteration_ns: count(),
             started,
+            os_thread: AtomicU32::new(0),
             longest_attribution: Mutex::new(None),
         }
     }
@@ -74,6 +77,8 @@ impl ReactorCounters {
 pub(crate) struct ThreadCounters {
     pub(crate) id: ThreadId,
     pub(crate) name: String,
+    /// Number of its mailbox, unique among mailboxes and pollers.
+    pub(crate) mailbox_number: u64,
     /// Permitted cores; `None` is all. Locked on access.
     mask: Mutex<Option<CpuList>>,
     /// NUMA node of its data, if declared.
@@ -97,7 +102,7 @@ pub(crate) struct ThreadCounters {
 
 impl ThreadCounters {
     pub(crate) fn new(
-        id: ThreadId,
+        (id, mailbox_number): (ThreadId, u64),
         plan: &ThreadBuilder,
         mail: Sender<Message>,
         home: ReactorId,
@@ -107,6 +112,7 @@ impl ThreadCounters {
         Self {
             id,
             name: plan.name.clone(),
+            mailbox_number,
             mask: Mutex::new(plan.mask.clone()),
             node: plan.node,
             mail,
@@ -205,6 +211,10 @@ impl ThreadCounters {
 
     pub(crate) fn lock_pollers(&self) -> MutexGuard<'_, Vec<Arc<PollerCounters>>> {
         self.pollers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn try_lock_pollers(&self) -> Option<MutexGuard<'_, Vec<Arc<PollerCounters>>>> {
+        self.pollers.try_lock().ok()
     }
 }
 

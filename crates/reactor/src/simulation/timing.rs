@@ -387,7 +387,7 @@ fn endless_iteration_is_reported_once_while_it_lasts() {
     }
     let reported = world.events().into_iter().find(|event| event.kind() == "reactor-stalled");
     assert!(
-        matches!(reported, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "only")
+        matches!(reported, Some(Event::ReactorStalled { running: Some(name), .. }) if name == "poller 'only' of thread 'one'")
     );
     assert_eq!(endless(&world), 2, "once for each iteration: neither reactor has ended its own");
     world.step_all(1);
