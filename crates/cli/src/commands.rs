@@ -4,6 +4,7 @@
 //! error (a controller or peer violated its contract; this includes every failed I/O). They are derived
 //! from [`ErrorCategory`] and never from text. `copy` adds two: 4 the devices differ, 130 interrupted.
 
+mod apply;
 mod bind;
 mod config;
 mod copy;
@@ -18,6 +19,7 @@ mod identify_block;
 mod iostat;
 mod key;
 mod list;
+mod live_objects;
 mod man;
 mod mirror;
 mod perf;
@@ -115,8 +117,20 @@ enum Command {
     Completions(shell_completion_script::CompletionsArguments),
     /// Write the manual pages of all commands.
     Man(man::ManArguments),
-    /// Convert configuration files of earlier versions
+    /// Show, save, check or convert the configuration of a target.
     Config(config::ConfigArguments),
+    /// Apply a configuration file to a running target, or show what that would change.
+    Apply(apply::ApplyArguments),
+    /// Apply the configuration file of a running target again.
+    Reload(apply::ReloadArguments),
+    /// Create, change, list or delete NVMe subsystems of a running target.
+    Subsystem(live_objects::SubsystemArguments),
+    /// Create, change, list or delete namespaces of a running target.
+    Namespace(live_objects::NamespaceArguments),
+    /// Allow, change, list or forbid hosts of a running target.
+    Host(live_objects::HostArguments),
+    /// Create, change, list or delete listeners of a running target.
+    Listener(live_objects::ListenerArguments),
     #[command(hide = true)]
     Complete(get_set_completion::CompleteArguments),
 }
@@ -300,6 +314,12 @@ fn dispatch(
         }
         Ok(CommandLine { command: Command::Man(man) }) => man::run_man(&man, clap_command(), out),
         Ok(CommandLine { command: Command::Config(config) }) => config::run_config(&config, out),
+        Ok(CommandLine { command: Command::Apply(apply) }) => apply::run_apply(&apply, out),
+        Ok(CommandLine { command: Command::Reload(reload) }) => apply::run_reload(&reload, out),
+        Ok(CommandLine { command: Command::Subsystem(object) }) => object.run(out),
+        Ok(CommandLine { command: Command::Namespace(object) }) => object.run(out),
+        Ok(CommandLine { command: Command::Host(object) }) => object.run(out),
+        Ok(CommandLine { command: Command::Listener(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
         Ok(CommandLine { command: Command::Sim(sim) }) => {
             (engines.sim)(&sim.options(), out)?;

@@ -246,8 +246,8 @@ fn secrets_of_a_target_are_in_no_output_process_list_event_or_core_dump() {
     assert!(text.contains("tenmil key import gone"), "{text}");
     let mut outputs = vec![("answer to reload", reloaded), ("refused reload", refused)];
     for words in [
-        &["get", "allowed_hosts", "--json"][..],
-        &["get", "allowed_hosts"],
+        &["get", "hosts", "--json"][..],
+        &["get", "hosts"],
         &["get", "nvme_connections", "--json"],
         &["get", "process", "--json"],
         &["get", "schema", "--json"],

@@ -331,7 +331,7 @@ fn reload_reads_the_keys_of_the_keyring() {
     generate("new");
     write("\"old\", \"new\"");
     served.stdout_of_rpc_command("set configuration reload=true");
-    let hosts = served.stdout_of_rpc_command("get allowed_hosts --json");
+    let hosts = served.stdout_of_rpc_command("get hosts --json");
     let hosts: Value = serde_json::from_str(&hosts).unwrap();
     let named = hosts.as_array().unwrap().iter().find(|row| row["subsystem"] == NQN).unwrap();
     assert_eq!(named["dhchap"], json!(["old", "new"]));

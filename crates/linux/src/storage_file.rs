@@ -5,6 +5,7 @@ mod deferred_creation;
 mod file_opening;
 mod loop_device_lock;
 mod range_lock;
+mod replace_text;
 mod replace_with_backup;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use self::deferred_creation::{
     set_creation_policy, undo_created,
 };
 use self::file_opening::{grow_and_measure, open_or_create, sync_descriptor};
+pub use self::replace_text::{ReplaceError, create_text, replace_text};
 pub use self::replace_with_backup::replace_with_backup;
 use self::write_durability::FileDurabilityInfo;
 use crate::device_users::{self, DeviceUser};

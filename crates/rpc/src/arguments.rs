@@ -61,6 +61,11 @@ impl Arguments {
         Ok(Self { values })
     }
 
+    /// All arguments with their names, in the order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Argument)> {
+        self.values.iter().map(|(name, value)| (*name, value))
+    }
+
     /// Text or word argument of this name, if present.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.values.get(name)? {

@@ -17,7 +17,11 @@ type MethodResult = Result<Value, RpcError>;
 
 /// Slot in which a method's function registers that its response is deferred.
 #[derive(Debug, Default)]
-pub struct DeferredReplySlot(RefCell<Option<PendingReply>>);
+pub struct DeferredReplySlot {
+    pending: RefCell<Option<PendingReply>>,
+    /// Description of the client that waits.
+    client: String,
+}
 
 /// Pending response of a deferred method.
 #[derive(Debug)]
@@ -34,14 +38,24 @@ pub(crate) struct ReplySender {
 }
 
 impl DeferredReplySlot {
+    /// A slot for the response to a client, which the description names in events and logs.
+    pub fn for_client(client: impl Into<String>) -> Self {
+        Self { pending: RefCell::default(), client: client.into() }
+    }
+
+    /// Description of the client that waits; empty if it is not known.
+    pub(crate) fn client(&self) -> &str {
+        &self.client
+    }
+
     /// Registers a deferred response. The return value of the function is then ignored.
     pub(crate) fn defer(&self, pending: PendingReply) {
-        self.0.replace(Some(pending));
+        self.pending.replace(Some(pending));
     }
 
     /// Removes the registered response.
     pub(crate) fn take_pending(&self) -> Option<PendingReply> {
-        self.0.take()
+        self.pending.take()
     }
 }
 

@@ -57,9 +57,10 @@ pub use event::{Event, EventKind, EventReceiver, EventSender, event_channel};
 pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{
-    CopyProgress, DeviceControls, EventRelay, NbdExports, NvmeConnections, ProgramInfo,
-    ReactorsSource, ReloadRequest, SchedulerSource, ServedDevice, ServedDevices, TABLE,
-    TargetConfiguration, subscribe_path_events,
+    ConfigurationAction, ConfigurationChange, ConfigurationRequest, CopyProgress, DeviceControls,
+    EventRelay, NbdExports, NvmeConnections, ProgramInfo, ReactorsSource, SchedulerSource,
+    ServedConfiguration, ServedDevice, ServedDevices, ServedNamespace, TABLE, TargetConfiguration,
+    subscribe_path_events,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;

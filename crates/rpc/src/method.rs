@@ -203,8 +203,9 @@ impl MethodRegistry {
     }
 }
 
-/// Methods of version 0.1 under their new names.
-const RENAMED: [(&str, &str); 9] = [
+/// Methods of earlier versions under their new names.
+const RENAMED: [(&str, &str); 10] = [
+    ("allowed_hosts", "hosts"),
     ("queues", "nvme_connections"),
     ("stores", "pools"),
     ("sample", "snapshot_stats"),

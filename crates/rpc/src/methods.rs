@@ -4,6 +4,7 @@ mod copy;
 mod environment;
 mod file_events;
 pub(crate) mod io_statistics;
+mod live_configuration;
 mod method_list;
 mod mirror_events;
 pub(crate) mod mirrors_and_delays;
@@ -27,7 +28,10 @@ pub use paths::subscribe_path_events;
 pub use process::ProgramInfo;
 pub use reactors::{EventRelay, ReactorsSource};
 pub use scheduler::SchedulerSource;
-pub use target_configuration::{ReloadRequest, TargetConfiguration};
+pub use target_configuration::{
+    ConfigurationAction, ConfigurationChange, ConfigurationRequest, ServedConfiguration,
+    ServedNamespace, TargetConfiguration,
+};
 
 use crate::event::EventKind;
 use crate::method::MethodRegistry;
@@ -47,6 +51,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         copy::METHODS,
         nvme_connections::METHODS,
         target_configuration::METHODS,
+        live_configuration::METHODS,
         paths::METHODS,
         volumes::METHODS,
     ],
@@ -56,6 +61,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         sandbox::EVENTS,
         nbd_exports::EVENTS,
         nvme_connections::EVENTS,
+        target_configuration::EVENTS,
         paths::EVENTS,
         pool_events::EVENTS,
         file_events::EVENTS,

@@ -24,8 +24,11 @@
 
 mod allowed_host;
 mod config_checker;
+mod config_edit;
 mod config_file;
+mod config_text;
 mod connection_limits;
+mod difference;
 mod migrate;
 mod named_devices;
 mod security;
@@ -44,6 +47,7 @@ use tenmil_block::uri::Uri;
 use tenmil_serve::PeerNetwork;
 use tenmil_serve::tcp::PortSecurity;
 
+pub use self::config_edit::{ConfigEdit, ConfigObject};
 pub use self::migrate::{MigratedConfig, migrate_config};
 pub use self::named_devices::SCHEME;
 pub use self::security::{
@@ -81,9 +85,9 @@ pub struct TargetConfig {
     pub keyring_line: IgnoredLineNumber,
     /// Security of the discovery service.
     pub discovery: SecurityConfig,
-    /// Listeners: at least one.
+    /// Listeners. Without one no host can connect.
     pub listeners: Vec<ListenerConfig>,
-    /// Exported subsystems: at least one.
+    /// Exported subsystems.
     pub subsystems: Vec<SubsystemConfig>,
     /// Other discovery services, reported as referrals.
     pub referrals: Vec<SocketAddr>,
@@ -143,10 +147,9 @@ pub struct SubsystemConfig {
     pub hosts: HostsConfig,
     /// What hosts must prove, and their rights.
     pub security: SecurityConfig,
-    /// Listeners that show the subsystem, as ascending indexes into [`TargetConfig::listeners`]; at
-    /// least one.
+    /// Listeners that show the subsystem, as ascending indexes into [`TargetConfig::listeners`].
     pub listeners: Vec<usize>,
-    /// Namespaces in the order of their identifiers: at least one.
+    /// Namespaces in the order of their identifiers.
     pub namespaces: Vec<NamespaceConfig>,
     /// ANA states that are not optimized, by listener and group.
     pub paths: Vec<ListenerAnaState>,

@@ -352,7 +352,7 @@ fn remove_from_directory(it: &RemoveArguments) -> Result<bool, Error> {
 }
 
 fn parse_hostnqn(text: &str) -> Result<String, String> {
-    nqn::check_host_nqn(text).map(|()| text.to_owned()).map_err(|why| why.to_string())
+    nqn::check_nqn(text).map(|()| text.to_owned()).map_err(|why| why.to_string())
 }
 
 fn parse_subsysnqn(text: &str) -> Result<String, String> {

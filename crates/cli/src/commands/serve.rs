@@ -30,6 +30,7 @@ use tenmil_rpc::{EventRelay, EventSender, RpcServer};
 
 use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzero_bytes};
 use listen_address::{TransportAddress, parse_listen};
+use nvme_tcp::ConfigWithText;
 use sandbox::SandboxMode;
 use tenmil_bench::balance::{
     BalancedReactors, BalancerGuard, check_cores_allowed, check_rule_cores_scheduled,
@@ -388,11 +389,8 @@ pub(super) fn run_serve(
         )),
         (true, false, []) => {
             check_transport_options(arguments, ServeTransport::NvmeTcp)?;
-            nvme_tcp::serve_nvme_tcp(
-                arguments,
-                nvme_tcp::config_from_arguments(arguments, hosts)?,
-                out,
-            )
+            let config = nvme_tcp::config_from_arguments(arguments, hosts)?;
+            nvme_tcp::serve_nvme_tcp(arguments, config.into(), out)
         }
         (false, true, []) => {
             check_transport_options(arguments, ServeTransport::Nbd)?;
@@ -411,12 +409,13 @@ pub(super) fn run_serve(
 }
 
 /// Reads and parses the configuration file.
-fn read_configuration(path: &Path) -> Result<TargetConfig, Error> {
+fn read_configuration(path: &Path) -> Result<ConfigWithText, Error> {
     let shown = path.display();
     let text = tenmil_linux::storage_file::read_text(path)
         .map_err(|error| Error::usage(format!("read {shown}: {error}")))?;
-    let configuration = TargetConfig::parse(&text);
-    configuration.map_err(|wrong| Error::usage(format!("{shown}: {wrong}")))
+    let config =
+        TargetConfig::parse(&text).map_err(|wrong| Error::usage(format!("{shown}: {wrong}")))?;
+    Ok(ConfigWithText { config, text })
 }
 
 /// The cores to serve on, checked against the allowed cores and the scheduler's options.

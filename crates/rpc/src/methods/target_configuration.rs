@@ -1,20 +1,29 @@
-//! Configuration of an NVMe/TCP target: its hosts with the names of their keys, and reload.
+//! Configuration of a target as a whole: its text, applying another one, and reload.
+//!
+//! ```text
+//!   control thread                         main loop of the target
+//!   method ─ ConfigurationRequest ───────▶ edit, check, apply, write the file
+//!      deferred reply ◀── answer ─────────┘   └ publish ServedConfiguration, emit events
+//! ```
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use serde_json::{Value, json};
-use tenmil_base::Error;
+use tenmil_base::BlockDevice;
 
+use super::live_configuration::object_row;
 use crate::deferred_reply::ReplySender;
 use crate::error::{ErrorCode, RpcError};
-use crate::event::EventSender;
+use crate::event::{Event, EventKind, EventSender};
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
-use crate::target_config::{HostsConfig, KeyReference, SecurityConfig, TargetConfig};
+use crate::target_config::{ConfigEdit, TargetConfig};
 
 /// Configuration of a target for RPC clients. A handle, cheap to clone: the target publishes its
-/// configuration and takes the requests to reload it.
+/// configuration and takes the requests to change it.
 #[derive(Clone, Debug, Default)]
 pub struct TargetConfiguration(Arc<Shared>);
 
@@ -26,107 +35,224 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct ConfigurationState {
-    /// Rows of `allowed_hosts`.
-    hosts: Vec<Value>,
-    requests: Vec<ReloadRequest>,
-    /// Whether there is a file to reload.
-    has_file: bool,
+    served: Option<Arc<ServedConfiguration>>,
+    requests: Vec<ConfigurationRequest>,
 }
 
-/// Request of a client to apply the configuration file again.
+/// The configuration that is served now, for the methods that list it.
 #[derive(Debug)]
-pub struct ReloadRequest(ReplySender);
+pub struct ServedConfiguration {
+    /// The configuration.
+    pub config: TargetConfig,
+    /// Its text, which is that of the file unless the file has been changed since.
+    pub text: String,
+    /// File that has the configuration; `None` if it is in memory only.
+    pub file: Option<PathBuf>,
+    /// Bound addresses of the listeners, in their order.
+    pub addresses: Vec<SocketAddr>,
+    /// Devices of the namespaces.
+    pub namespaces: Vec<ServedNamespace>,
+}
 
-/// Unanswered requests. The target answers all of them with one reload.
+/// Device of a namespace.
+#[derive(Debug)]
+pub struct ServedNamespace {
+    /// NQN of its subsystem.
+    pub nqn: String,
+    /// NSID.
+    pub nsid: u32,
+    /// The device, which the list does not keep open.
+    pub device: Weak<dyn BlockDevice>,
+}
+
+/// Request of a client to change the configuration.
+#[derive(Debug)]
+pub struct ConfigurationRequest {
+    /// What is requested.
+    pub action: ConfigurationAction,
+    /// Description of the client.
+    pub client: String,
+    reply: ReplySender,
+}
+
+/// Change of the configuration.
+#[derive(Clone, Debug)]
+pub enum ConfigurationAction {
+    /// Apply the file again.
+    Reload,
+    /// Edit one object.
+    Edit(ConfigEdit),
+    /// Apply another text.
+    Apply {
+        /// Text of a configuration.
+        text: String,
+        /// Whether only the difference is reported.
+        is_dry_run: bool,
+    },
+}
+
+/// A change that was made.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigurationChange {
+    /// Difference to the former configuration, one line for each object.
+    pub difference: Vec<String>,
+    /// Changes that were made, one line each.
+    pub changes: Vec<String>,
+    /// Parts that could not be made so, one line each.
+    pub failed: Vec<String>,
+    /// File that has it now; `None` if it is in memory only.
+    pub saved_to: Option<PathBuf>,
+}
+
+/// Requests that may wait.
 const REQUESTS_MAX: usize = 64;
 
-const HOST: &[FieldSchema] = &[
+/// Longest text of a configuration that a request may have.
+const TEXT_MAX: usize = 1 << 20;
+
+pub(super) const CHANGES: FieldSchema =
+    FieldSchema::new("changes", ResultType::Texts, "changes that were made");
+pub(super) const FAILED: FieldSchema =
+    FieldSchema::new("failed", ResultType::Texts, "parts that could not be made so");
+pub(super) const SAVED_TO: FieldSchema = FieldSchema::new(
+    "saved_to",
+    ResultType::Maybe(&ResultType::Text),
+    "file that has the configuration now; null if it is in memory only",
+);
+
+const APPLIED: &[FieldSchema] = &[
     FieldSchema::new(
-        "subsystem",
+        "path",
         ResultType::Maybe(&ResultType::Text),
-        "NQN of the subsystem; null for the discovery service",
+        "path of the configuration file; null if there is none",
     ),
     FieldSchema::new(
-        "host",
-        ResultType::Maybe(&ResultType::Text),
-        "NQN of the host; null for every host that has no row of its own",
+        "difference",
+        ResultType::Texts,
+        "objects that are added (+), removed (-) and changed (~)",
     ),
-    FieldSchema::new(
-        "authentication",
-        ResultType::Flag,
-        "whether the host must authenticate with DH-HMAC-CHAP",
-    ),
-    FieldSchema::new("secure_channel", ResultType::Flag, "whether its connections need TLS"),
-    FieldSchema::new("dhchap", ResultType::Texts, "names of the DH-HMAC-CHAP secrets of the host"),
-    FieldSchema::new(
-        "dhchap_controller",
-        ResultType::Maybe(&ResultType::Text),
-        "name of the DH-HMAC-CHAP secret of the controller",
-    ),
-    FieldSchema::new("psk", ResultType::Texts, "names of the TLS PSKs of the host"),
+    CHANGES,
+    FAILED,
+    SAVED_TO,
 ];
 
-const RELOADED: &[FieldSchema] = &[
-    FieldSchema::new("path", ResultType::Text, "path of the configuration file"),
-    FieldSchema::new("changes", ResultType::Texts, "changes that were made"),
+const CONFIGURATION: &[FieldSchema] = &[
+    FieldSchema::new(
+        "path",
+        ResultType::Maybe(&ResultType::Text),
+        "path of the configuration file; null if there is none",
+    ),
+    FieldSchema::new("text", ResultType::Text, "text of the configuration, as TOML"),
 ];
 
 pub(super) const METHODS: &[Method] = &[
     Method {
         verb: MethodKind::Get,
-        name: "allowed_hosts",
+        name: "configuration",
         parameters: &[],
-        answer: ResultType::Rows(HOST),
-        help: "List the hosts that may connect over NVMe/TCP, and the names of their keys",
-        example: "tenmil get allowed_hosts",
+        answer: ResultType::Record(CONFIGURATION),
+        help: "Show the configuration that a target serves, as the text of a file",
+        example: "tenmil get configuration --json",
         run: |call| {
-            let configuration = configuration_of(call)?;
-            Ok(configuration.lock().hosts.clone().into())
+            let served = served_configuration(call)?;
+            let path = served.file.as_ref().map(|path| path.display().to_string());
+            Ok(json!({ "path": path, "text": served.text }))
         },
     },
     Method {
         verb: MethodKind::Set,
         name: "configuration",
-        parameters: &[Parameter {
-            name: "reload",
-            kind: ParamType::Flag,
-            need: ParamDefault::Required,
-            help: "true to apply the file again, with the keys that the keyring has now",
-        }],
-        answer: ResultType::Record(RELOADED),
-        help: "Apply the configuration file of an NVMe/TCP target again, as SIGHUP does",
+        parameters: &[
+            Parameter {
+                name: "reload",
+                kind: ParamType::Flag,
+                need: ParamDefault::Optional,
+                help: "true to apply the file again, with the keys that the keyring has now",
+            },
+            Parameter {
+                name: "text",
+                kind: ParamType::Text { len_max: TEXT_MAX },
+                need: ParamDefault::Optional,
+                help: "text of another configuration to apply, and to write to the file",
+            },
+            Parameter {
+                name: "dry_run",
+                kind: ParamType::Flag,
+                need: ParamDefault::Optional,
+                help: "true to check the text and report its difference, and to change nothing",
+            },
+        ],
+        answer: ResultType::Record(APPLIED),
+        help: "Apply the configuration file of a target again, as SIGHUP does, or another text",
         example: "tenmil set configuration reload=true",
-        run: reload_method,
+        run: set_configuration_method,
     },
 ];
 
+const CHANGED: EventKind = EventKind {
+    name: "configuration-changed",
+    help: "a client changed the configuration; with the object before and after",
+};
+const REJECTED: EventKind = EventKind {
+    name: "configuration-change-refused",
+    help: "a change of the configuration that a client requested was rejected; nothing was changed",
+};
+
+pub(super) const EVENTS: &[EventKind] = &[CHANGED, REJECTED];
+
 fn configuration_of<'a>(call: &CallContext<'a>) -> Result<&'a TargetConfiguration, RpcError> {
-    call.state.find_part::<TargetConfiguration>("NVMe/TCP target")
+    call.state.find_part::<TargetConfiguration>("target that can be configured")
 }
 
-fn reload_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
-    let configuration = configuration_of(call)?;
-    let refuse = |text: &str| Err(RpcError::usage(ErrorCode::NotFound, text.to_owned()));
-    if call.arguments.boolean("reload") != Some(true) {
-        return refuse(
-            "set configuration: `reload` is false, expected true: nothing else can be set",
-        );
-    }
-    let Some(announcer) = configuration.0.announcer.get() else {
-        return refuse("set configuration: the target is starting, expected a running one");
+/// The configuration that is served now.
+pub(super) fn served_configuration(
+    call: &CallContext<'_>,
+) -> Result<Arc<ServedConfiguration>, RpcError> {
+    configuration_of(call)?.served().ok_or_else(starting_error)
+}
+
+fn starting_error() -> RpcError {
+    RpcError::usage(ErrorCode::NotFound, "the target is starting, expected a running one")
+}
+
+fn set_configuration_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
+    let is_reload = call.arguments.boolean("reload") == Some(true);
+    let is_dry_run = call.arguments.boolean("dry_run") == Some(true);
+    let action = match (is_reload, call.arguments.text("text")) {
+        (true, None) if !is_dry_run => ConfigurationAction::Reload,
+        (false, Some(text)) => ConfigurationAction::Apply { text: text.to_owned(), is_dry_run },
+        _ => {
+            let text = "set configuration: expected either reload=true, or a text, which may have \
+                        dry_run=true";
+            return Err(RpcError::usage(ErrorCode::BadValue, text));
+        }
     };
-    let mut state = configuration.lock();
-    if !state.has_file {
-        return refuse(
-            "this target has no configuration file, expected `tenmil serve --config FILE`",
-        );
+    if is_reload && served_configuration(call)?.file.is_none() {
+        let text = "this target has no configuration file, expected `tenmil serve --config FILE`";
+        return Err(RpcError::usage(ErrorCode::NotFound, text));
     }
+    request_change(call, action)
+}
+
+/// Queues a request for the main loop, which answers it.
+pub(super) fn request_change(
+    call: &CallContext<'_>,
+    action: ConfigurationAction,
+) -> Result<Value, RpcError> {
+    let configuration = configuration_of(call)?;
+    let announcer = configuration.0.announcer.get().ok_or_else(starting_error)?;
+    let mut state = configuration.lock();
     if state.requests.len() >= REQUESTS_MAX {
-        let text = format!("{REQUESTS_MAX} requests to reload wait, expected fewer");
+        let text =
+            format!("{REQUESTS_MAX} requests to change the configuration wait, expected fewer");
         return Err(RpcError::remote(ErrorCode::Failed, text));
     }
-    let (promise, pending) = ReplySender::new(announcer.clone());
-    state.requests.push(ReloadRequest(promise));
+    let (reply, pending) = ReplySender::new(announcer.clone());
+    let client = match call.later.client() {
+        "" => "a client of the control socket",
+        client => client,
+    };
+    state.requests.push(ConfigurationRequest { action, client: client.to_owned(), reply });
     call.later.defer(pending);
     Ok(Value::Null)
 }
@@ -137,75 +263,117 @@ impl TargetConfiguration {
         let _ = self.0.announcer.set(announcer);
     }
 
-    /// Publishes a configuration that was applied. `has_file` tells whether it can be reloaded.
-    pub fn publish(&self, config: &TargetConfig, has_file: bool) {
-        let mut hosts = security_rows(None, &HostsConfig::Any, &config.discovery);
-        for subsystem in &config.subsystems {
-            hosts.extend(security_rows(
-                Some(&subsystem.nqn),
-                &subsystem.hosts,
-                &subsystem.security,
-            ));
-        }
-        let mut state = self.lock();
-        (state.hosts, state.has_file) = (hosts, has_file);
+    /// Publishes a configuration that was applied.
+    pub fn publish(&self, served: ServedConfiguration) {
+        self.lock().served = Some(Arc::new(served));
     }
 
-    /// Takes the requests to reload.
+    /// The configuration that was published last.
     #[must_use]
-    pub fn take_reload_requests(&self) -> Vec<ReloadRequest> {
+    pub fn served(&self) -> Option<Arc<ServedConfiguration>> {
+        self.lock().served.clone()
+    }
+
+    /// Takes the requests of clients.
+    #[must_use]
+    pub fn take_requests(&self) -> Vec<ConfigurationRequest> {
         std::mem::take(&mut self.lock().requests)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, ConfigurationState> {
+    fn lock(&self) -> MutexGuard<'_, ConfigurationState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl ReloadRequest {
-    /// Answers with the changes or the error.
-    pub fn answer(self, path: &str, applied: Result<&[String], &Error>) {
-        self.0.send_reply(match applied {
-            Ok(changes) => Ok(json!({ "path": path, "changes": changes })),
-            Err(refused) => {
-                let error = RpcError::usage(ErrorCode::Failed, refused.text.clone());
-                Err(match refused.hint() {
-                    Some(hint) => error.with_hint(hint.to_owned()),
-                    None => error,
-                })
-            }
-        });
+impl ConfigurationRequest {
+    /// Answers with what was done or with the error, and emits it as an event. `served` is the
+    /// configuration before and after.
+    pub fn answer(
+        self,
+        done: Result<&ConfigurationChange, RpcError>,
+        served: [Option<&ServedConfiguration>; 2],
+        events: Option<&EventSender>,
+    ) {
+        let Self { action, client, reply } = self;
+        let object = |of: Option<&ServedConfiguration>| match &action {
+            ConfigurationAction::Edit(edit) => object_row(of?, edit),
+            _ => None,
+        };
+        let [before, after] = served.map(object);
+        if let Some(events) = events.filter(|_| action.is_reported()) {
+            events.emit(change_event(&action, &client, done.as_ref(), [&before, &after]));
+        }
+        reply.send_reply(done.map(|change| action.result(change, served[1], after)));
     }
 }
 
-/// Rows of a subsystem, or of the discovery service: its hosts with their keys, by name.
-fn security_rows(
-    subsystem: Option<&str>,
-    allowed: &HostsConfig,
-    security: &SecurityConfig,
-) -> Vec<Value> {
-    let names = |keys: &[KeyReference]| -> Vec<String> {
-        keys.iter().map(|key| key.name.to_string()).collect()
-    };
-    let row = |host: Option<&str>| {
-        let keys = security.hosts.iter().find(|keys| Some(keys.nqn.as_str()) == host);
-        let has_secret = keys.is_some_and(|keys| !keys.dhchap.is_empty());
-        let controller = keys.and_then(|keys| keys.dhchap_controller.as_ref());
-        json!({
-            "subsystem": subsystem,
-            "host": host,
-            "authentication": security.authentication_required || has_secret,
-            "secure_channel": security.secure_channel_required,
-            "dhchap": keys.map(|keys| names(&keys.dhchap)).unwrap_or_default(),
-            "dhchap_controller": controller.map(|key| key.name.to_string()),
-            "psk": keys.map(|keys| keys.psk_names().collect::<Vec<_>>()).unwrap_or_default(),
-        })
-    };
-    match allowed {
-        HostsConfig::Only(hosts) => hosts.iter().map(|host| row(Some(host))).collect(),
-        HostsConfig::Any => {
-            let named = security.hosts.iter().map(|keys| row(Some(&keys.nqn)));
-            named.chain([row(None)]).collect()
+impl ConfigurationAction {
+    /// What is done, as in `create subsystem`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match self {
+            Self::Reload => "reload".to_owned(),
+            Self::Edit(edit) => edit.action(),
+            Self::Apply { .. } => "apply".to_owned(),
+        }
+    }
+
+    /// Whether it is an event of its own; a reload has one as SIGHUP has.
+    const fn is_reported(&self) -> bool {
+        match self {
+            Self::Reload | Self::Apply { is_dry_run: true, .. } => false,
+            Self::Edit(_) | Self::Apply { .. } => true,
+        }
+    }
+
+    fn result(
+        &self,
+        change: &ConfigurationChange,
+        served: Option<&ServedConfiguration>,
+        object: Option<Value>,
+    ) -> Value {
+        let ConfigurationChange { difference, changes, failed, saved_to } = change;
+        let saved_to = saved_to.as_ref().map(|path| path.display().to_string());
+        let mut result = json!({ "changes": changes, "failed": failed, "saved_to": saved_to });
+        match self {
+            Self::Edit(edit) if edit.kind == MethodKind::Delete => {}
+            Self::Edit(_) => result["object"] = object.into(),
+            Self::Reload | Self::Apply { .. } => {
+                let file = served.and_then(|served| served.file.as_ref());
+                result["path"] = file.map(|path| path.display().to_string()).into();
+                result["difference"] = difference.as_slice().into();
+            }
+        }
+        result
+    }
+}
+
+fn change_event(
+    action: &ConfigurationAction,
+    client: &str,
+    done: Result<&&ConfigurationChange, &RpcError>,
+    [before, after]: [&Option<Value>; 2],
+) -> Event {
+    let name = action.name();
+    let mut about = json!({ "client": client, "action": name });
+    match done {
+        Ok(change) => {
+            about["difference"] = change.difference.as_slice().into();
+            about["before"] = before.clone().into();
+            about["after"] = after.clone().into();
+            about["saved_to"] =
+                change.saved_to.as_ref().map(|path| path.display().to_string()).into();
+            about["failed"] = change.failed.as_slice().into();
+            let what = match change.difference.is_empty() {
+                true => "nothing has changed".to_owned(),
+                false => change.difference.join("; "),
+            };
+            Event { kind: CHANGED, text: format!("{client}: {name}: {what}"), about }
+        }
+        Err(refused) => {
+            about["error"] = refused.message.as_str().into();
+            let text = format!("{client}: nothing is changed: {}", refused.message);
+            Event { kind: REJECTED, text, about }
         }
     }
 }

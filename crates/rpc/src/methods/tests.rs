@@ -57,14 +57,32 @@ fn method_names_are_unique_and_every_definition_is_complete() {
     assert_eq!(names.len(), kinds.len());
 }
 
+/// Required parameters in their order and options, as `tenmil NAME create` reads them, as NAME=VALUE.
+fn words_of_object_command(method: &Method, words: &[String]) -> Vec<String> {
+    let is_required = |need: ParamDefault| need == ParamDefault::Required;
+    let mut required = method.parameters.iter().filter(|one| is_required(one.need));
+    let (mut words, mut named) = (words.iter(), Vec::new());
+    while let Some(word) = words.next() {
+        let (name, value) = match word.strip_prefix("--") {
+            Some(option) => (option.replace('-', "_"), words.next().unwrap()),
+            None => (required.next().unwrap().name.to_owned(), word),
+        };
+        named.push(format!("{name}={value}"));
+    }
+    named
+}
+
 #[test]
 fn example_of_every_method_is_a_command_line_that_calls_it() {
     for method in TABLE.methods() {
         let example = words_of_line(method.example);
         let expected = words_of_line(&format!("tenmil {}", method.command_line_name()));
         assert_eq!(example[..expected.len()], expected, "{}", method.example);
-        let rest = example[expected.len()..].iter().filter(|word| !word.starts_with("--"));
-        let rest: Vec<String> = rest.cloned().collect();
+        let rest = &example[expected.len()..];
+        let rest = match method.verb {
+            MethodKind::Create | MethodKind::Delete => words_of_object_command(method, rest),
+            _ => rest.iter().filter(|word| !word.starts_with("--")).cloned().collect(),
+        };
         parse_command_line_words(method, &rest)
             .unwrap_or_else(|refusal| panic!("{}: {refusal}", method.example));
     }

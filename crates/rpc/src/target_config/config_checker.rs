@@ -61,16 +61,6 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
         }
         subsystems.push(subsystem);
     }
-    let missing = match (reader.listeners.is_empty(), subsystems.is_empty()) {
-        (true, _) => Some(("listener", "[[listener]] with an address")),
-        (_, true) => Some(("subsystem", "[[subsystem]] with a name and a namespace")),
-        _ => None,
-    };
-    if let Some((key, expected)) = missing {
-        let problem = format!("there is none, expected at least one {expected}");
-        let line = line_of_byte(text, text.len());
-        return Err(ConfigError { line, key: format!("`{key}`"), problem });
-    }
     let line = |found: Option<&Spanned<String>>| {
         found.map_or(IgnoredLineNumber(1), |found| reader.line_number(found))
     };
@@ -220,15 +210,20 @@ impl ConfigChecker<'_> {
         Ok(text.clone())
     }
 
-    /// Parses the host NQN `text` at `found`. Hosts are not restricted to well-formed NQNs.
+    /// Parses the host NQN `text` at `found`. A name that no host could have is a mistake of the file.
     pub(super) fn parse_hostnqn<T>(
         &self,
         key: &str,
         found: &Spanned<T>,
         text: &str,
     ) -> CheckResult<String> {
-        nqn::check_host_nqn(text)
-            .map_err(|malformed| self.config_error(key, found, format!("'{text}': {malformed}")))?;
+        nqn::check_nqn(text).map_err(|malformed| {
+            let problem = format!(
+                "'{text}': {malformed}, expected the NQN of a host, such as \
+                 nqn.2014-08.org.nvmexpress:uuid:4b0c28c5-5b0d-4d4f-8f4c-8e0c2e3a1d11"
+            );
+            self.config_error(key, found, problem)
+        })?;
         Ok(text.to_owned())
     }
 
@@ -327,10 +322,6 @@ impl ConfigChecker<'_> {
                 return Err(self.config_error("uri", &one.uri, problem));
             }
             namespaces.push(namespace);
-        }
-        if namespaces.is_empty() {
-            let problem = "it has no namespace, expected at least one [[subsystem.namespace]]";
-            return Err(self.config_error("nqn", &table.nqn, problem));
         }
         namespaces.sort_by_key(|namespace| namespace.nsid);
         Ok(namespaces)

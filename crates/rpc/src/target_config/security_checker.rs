@@ -216,10 +216,6 @@ impl ConfigChecker<'_> {
         &self,
         hosts: &Spanned<Vec<Spanned<AllowedHost>>>,
     ) -> CheckResult<Vec<String>> {
-        if hosts.get_ref().is_empty() {
-            let problem = "none are named, expected at least one";
-            return Err(self.config_error("allowed-hosts", hosts, problem));
-        }
         let mut names = Vec::new();
         for host in hosts.get_ref() {
             let name = match host.get_ref() {
@@ -384,7 +380,7 @@ impl ConfigChecker<'_> {
         };
         let named = keys.allowed_hosts.iter().flat_map(|hosts| hosts.get_ref());
         let named: BTreeSet<&str> = named.map(|host| host.get_ref().nqn()).collect();
-        if named.is_empty() {
+        if keys.allowed_hosts.is_none() {
             let problem =
                 "no host has `dhchap`, expected `allowed-hosts` with one: no host could connect";
             return Err(self.config_error("authentication", found, problem));

@@ -26,9 +26,9 @@ authentication = "required"
 [[subsystem]]
 nqn = "nqn.2026-01.org.example:disks"
 allowed-hosts = [
-    { nqn = "nqn.a:one", dhchap = ["c1", "c0"], dhchap-controller = "cc", psk = ["p1", "p0"] },
-    { nqn = "nqn.a:two", dhchap = ["c2"], psk = ["p2"], read-only = [2], reservations = false, connections = 8, buffer-memory = "16m" },
-    { nqn = "nqn.a:three", dhchap = ["c3"], psk = ["p3"], read-only = true },
+    { nqn = "nqn.2026-01.a:one", dhchap = ["c1", "c0"], dhchap-controller = "cc", psk = ["p1", "p0"] },
+    { nqn = "nqn.2026-01.a:two", dhchap = ["c2"], psk = ["p2"], read-only = [2], reservations = false, connections = 8, buffer-memory = "16m" },
+    { nqn = "nqn.2026-01.a:three", dhchap = ["c3"], psk = ["p3"], read-only = true },
 ]
 authentication = "required"
 secure-channel = "required"
@@ -53,7 +53,7 @@ fn every_security_key_is_parsed() {
     assert_eq!(listeners, [PortSecurity::TlsRequired, PortSecurity::TlsAllowed]);
     assert_eq!(read.listeners[0].networks, ["192.0.2.0/24".parse().unwrap()]);
     let subsystem = &read.subsystems[0];
-    let names = ["one", "two", "three"].map(|name| format!("nqn.a:{name}"));
+    let names = ["one", "two", "three"].map(|name| format!("nqn.2026-01.a:{name}"));
     assert_eq!(subsystem.hosts, HostsConfig::Only(names.to_vec()));
     let security = &subsystem.security;
     let required = (security.authentication_required, security.secure_channel_required);
@@ -88,13 +88,11 @@ fn every_security_key_is_parsed() {
 
 #[test]
 fn file_without_security_keys_requires_nothing() {
-    let text = WHOLE.split("authentication").next().unwrap();
     let namespace = WHOLE.split("[[subsystem.namespace]]").nth(1).unwrap();
     let plain = format!(
         "[[listener]]\naddress = \"127.0.0.1:1\"\n[[subsystem]]\nnqn = \"nqn.2026-01.org.example:a\"\n\
          [[subsystem.namespace]]{namespace}"
     );
-    assert!(TargetConfig::parse(text).is_err(), "it has no namespace");
     let read = TargetConfig::parse(&plain).unwrap();
     let security = read.subsystems[0].security.read_keys(KeySources::default(), None).unwrap();
     assert_eq!(security, SubsystemSecurity::default());
@@ -111,8 +109,8 @@ fn file_without_security_keys_requires_nothing() {
 fn discovery_without_a_table_has_the_tls_keys_of_all_subsystems_and_no_secrets() {
     let text = WHOLE.replace("[discovery]\nauthentication = \"required\"\n", "");
     let other = "\n[[subsystem]]\nnqn = \"nqn.2026-01.org.example:other\"\nallowed-hosts = [\n    \
-                 { nqn = \"nqn.a:one\", psk = [\"p1\", \"p4\"], connections = 1 },\n    \
-                 { nqn = \"nqn.a:four\", dhchap = [\"c4\"] },\n]\nlisteners = \
+                 { nqn = \"nqn.2026-01.a:one\", psk = [\"p1\", \"p4\"], connections = 1 },\n    \
+                 { nqn = \"nqn.2026-01.a:four\", dhchap = [\"c4\"] },\n]\nlisteners = \
                  [\"127.0.0.1:4420\"]\n[[subsystem.namespace]]\nuri = \"null:?size=1m\"\n";
     let read = TargetConfig::parse(&format!("{text}{other}")).unwrap();
     let security = &read.discovery;
@@ -122,7 +120,11 @@ fn discovery_without_a_table_has_the_tls_keys_of_all_subsystems_and_no_secrets()
         (host.nqn.clone(), names.collect::<Vec<_>>().join(" "))
     };
     let found: Vec<_> = security.hosts.iter().map(psks).collect();
-    let expected = [("nqn.a:one", "p1 p0 p4"), ("nqn.a:two", "p2"), ("nqn.a:three", "p3")];
+    let expected = [
+        ("nqn.2026-01.a:one", "p1 p0 p4"),
+        ("nqn.2026-01.a:two", "p2"),
+        ("nqn.2026-01.a:three", "p3"),
+    ];
     assert_eq!(found, expected.map(|(host, names)| (host.to_owned(), names.to_owned())));
     assert!(security.hosts.iter().all(|host| host.dhchap.is_empty()
         && host.dhchap_controller.is_none()
@@ -136,7 +138,7 @@ fn error_after_replacing(found: &str, by: &str) -> ConfigError {
 
 #[test]
 fn error_names_line_key_and_expected_value() {
-    let two = "{ nqn = \"nqn.a:two\", dhchap = [\"c2\"], psk = [\"p2\"], read-only = [2], \
+    let two = "{ nqn = \"nqn.2026-01.a:two\", dhchap = [\"c2\"], psk = [\"p2\"], read-only = [2], \
                reservations = false, connections = 8, buffer-memory = \"16m\" }";
     let rows = [
         ("\"/etc/tenmil/keys\"", "\"keys\"", 2, "`keyring`", "'keys', expected a path from /"),
@@ -152,7 +154,7 @@ fn error_names_line_key_and_expected_value() {
         ("[\"c1\", \"c0\"]", "[]", 19, "`dhchap`", "none are named, expected at least one"),
         ("\"cc\"", "\"../cc\"", 19, "`dhchap-controller`", "found '/' in it"),
         ("dhchap = [\"c1\", \"c0\"], ", "", 19, "`dhchap-controller`", "the host has no `dhchap`"),
-        ("dhchap = [\"c3\"], ", "", 23, "`authentication`", "nqn.a:three has no `dhchap`"),
+        ("dhchap = [\"c3\"], ", "", 23, "`authentication`", "nqn.2026-01.a:three has no `dhchap`"),
         (
             "psk = [\"p3\"], ",
             "pks = [\"p3\"], ",
@@ -165,10 +167,10 @@ fn error_names_line_key_and_expected_value() {
         ("read-only = [2]", "read-only = [0]", 20, "`read-only`", "0, expected identifiers from 1"),
         ("connections = 8", "connections = 0", 20, "`connections`", "0, expected 1 to 65536"),
         ("\"16m\"", "\"1m\"", 20, "`buffer-memory`", "'1m', expected at least 4m"),
-        (two, "\"nqn.a:one\"", 20, "`allowed-hosts`", "'nqn.a:one' is named twice"),
-        (two, "\"nqn.a:two\"", 23, "`authentication`", "nqn.a:two has no `dhchap`"),
+        (two, "\"nqn.2026-01.a:one\"", 20, "`allowed-hosts`", "'nqn.2026-01.a:one' is named twice"),
+        (two, "\"nqn.2026-01.a:two\"", 23, "`authentication`", "nqn.2026-01.a:two has no `dhchap`"),
         (two, "7", 20, "", "expected a host NQN, or a table"),
-        ("nqn = \"nqn.a:three\"", "nqn = \"a b\"", 21, "`nqn`", "'a b': NQN holds ' '"),
+        ("nqn = \"nqn.2026-01.a:three\"", "nqn = \"a b\"", 21, "`nqn`", "'a b': NQN holds ' '"),
         (
             "\"sha512\", ",
             "\"md5\", ",
@@ -210,14 +212,16 @@ fn file_with_which_no_host_could_connect_is_rejected() {
     let all_tls = ("tls = \"allowed\"", "tls = \"required\"");
     edit(&[all_tls]).unwrap();
     let refused = edit(&[all_tls, ("psk = [\"p2\"], ", "")]).unwrap_err().to_string();
-    assert!(refused.contains("nqn.a:two has no `psk`, and each listener"), "{refused}");
+    assert!(refused.contains("nqn.2026-01.a:two has no `psk`, and each listener"), "{refused}");
     // Where a listener permits plaintext, such a host can generate a key.
     edit(&[("psk = [\"p2\"], ", "")]).unwrap();
     let none = ("dhchap = [\"c", "psk = [\"c");
     let refused = edit(&[none, ("authentication = \"required\"\nsecure", "secure")]);
     assert!(refused.is_err());
-    let discovery =
-        ("[discovery]\nauthentication = \"required\"", "[discovery]\nallowed-hosts = [\"nqn.b\"]");
+    let discovery = (
+        "[discovery]\nauthentication = \"required\"",
+        "[discovery]\nallowed-hosts = [\"nqn.2026-01.b\"]",
+    );
     let refused = edit(&[discovery]).unwrap_err().to_string();
     assert!(
         refused.contains("line 14, `allowed-hosts`: the host has no key, and discovery is open"),
@@ -257,7 +261,7 @@ fn keys_of_the_kernel_are_those_of_the_host_and_the_subsystem() {
     let only = |by: &str| {
         format!(
             "[[listener]]\naddress = \"127.0.0.1:1\"\ntls = \"required\"\n[[subsystem]]\nnqn = \"{NQN}\"\n\
-             allowed-hosts = [{{ nqn = \"nqn.a:one\", {by} }}]\n[[subsystem.namespace]]\nuri = \"null:\""
+             allowed-hosts = [{{ nqn = \"nqn.2026-01.a:one\", {by} }}]\n[[subsystem.namespace]]\nuri = \"null:\""
         )
     };
     let read = TargetConfig::parse(&only("psk = [\".nvme\"]")).unwrap();
@@ -279,19 +283,19 @@ fn keys_of_the_kernel_are_those_of_the_host_and_the_subsystem() {
     assert_eq!((refused.line.0, refused.key), (6, "psk"));
     assert!(refused.error.text.contains(NQN), "{}", refused.error.text);
     let key = Key::generate(KeyKind::Psk, KeyHash::None, None).unwrap();
-    let of = |subsystem: &str| key.tls_psks("nqn.a:one", subsystem).remove(0);
+    let of = |subsystem: &str| key.tls_psks("nqn.2026-01.a:one", subsystem).remove(0);
     let discovery = "nqn.2014-08.org.nvmexpress.discovery";
     // Discovery does without.
     let found = security.read_keys(sources, None).unwrap();
-    assert_eq!(found.hosts["nqn.a:one"].tls_psks, []);
+    assert_eq!(found.hosts["nqn.2026-01.a:one"].tls_psks, []);
     for subsystem in [NQN, discovery] {
         kernel.insert(&of(subsystem)).unwrap();
     }
     let found = security.read_keys(sources, Some(NQN)).unwrap();
-    assert_eq!(found.hosts["nqn.a:one"].tls_psks, [of(NQN)]);
-    assert_eq!(found.hosts["nqn.a:one"].psks, []);
+    assert_eq!(found.hosts["nqn.2026-01.a:one"].tls_psks, [of(NQN)]);
+    assert_eq!(found.hosts["nqn.2026-01.a:one"].psks, []);
     let found = security.read_keys(sources, None).unwrap();
-    assert!(found.hosts["nqn.a:one"].tls_psks.contains(&of(discovery)));
+    assert!(found.hosts["nqn.2026-01.a:one"].tls_psks.contains(&of(discovery)));
 }
 
 #[test]
@@ -311,7 +315,7 @@ fn keys_are_read_from_the_keyring_and_a_missing_one_is_named_with_its_line() {
         security.read_keys(sources, Some("nqn.2026-01.org.example:disks"))
     };
     let read = read_keys(Some(&keyring)).unwrap();
-    let one = &read.hosts["nqn.a:one"];
+    let one = &read.hosts["nqn.2026-01.a:one"];
     let named = |name: &str, key: &Key| (name.to_owned(), key.clone());
     let secret = |one: NamedKey<ChapSecret>| (one.name, Key::Dhchap(one.key));
     let secrets: Vec<_> = one.chap_secrets.iter().cloned().map(secret).collect();

@@ -150,6 +150,13 @@ fn error_names_line_key_and_expected_value() {
         ("\"D1\"", "\"\"", 13, "`serial`", "expected 1 to 20 printable"),
         ("nqn.2026-01.org.example:one", "a host", 14, "`allowed-hosts`", "'a host': NQN holds ' '"),
         (
+            "nqn.2026-01.org.example:one",
+            "foo",
+            14,
+            "`allowed-hosts`",
+            "'foo': NQN does not begin with nqn.YYYY-MM. and a domain, expected the NQN of a host",
+        ),
+        (
             "org.example:one",
             "org.example:o\u{202e}ne",
             14,
@@ -187,13 +194,22 @@ fn error_names_line_key_and_expected_value() {
             "no host is named and 192.0.2.1:4420 can be reached from elsewhere",
         ),
         ("uri = \"null:\"", "", 35, "`[[subsystem.namespace]]`", "missing field `uri`"),
-        ("[[subsystem.namespace]]\nuri = \"null:\"", "", 32, "`nqn`", "it has no namespace"),
     ];
     for (found, by, line, key, problem) in rows {
         let said = error_after_replacing(found, by);
         assert_eq!((said.line, said.key.as_str()), (line, key), "{found} by {by}: {said}");
         assert!(said.problem.contains(problem), "{found} by {by}: {said}");
     }
+}
+
+#[test]
+fn file_may_have_no_listener_no_subsystem_and_no_namespace_yet() {
+    let read = TargetConfig::parse("# nothing yet\n").unwrap();
+    assert_eq!((read.listeners.len(), read.subsystems.len()), (0, 0));
+    let text = "[[subsystem]]\nnqn = 'nqn.2026-01.org.example:a'\nallowed-hosts = []\n";
+    let read = TargetConfig::parse(text).unwrap();
+    assert_eq!(read.subsystems[0].hosts, HostsConfig::Only(Vec::new()), "no host may connect");
+    assert!(read.subsystems[0].namespaces.is_empty());
 }
 
 /// File with these devices (name and URI) and namespaces (URI and whether they are read-only). It

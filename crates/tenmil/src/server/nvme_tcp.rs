@@ -143,7 +143,7 @@ fn check_export(export: &Export, asked: &NvmeTcpExport) -> Result<(), Error> {
     let refuse = |name: &str, why: &dyn std::fmt::Display| Error::usage(format!("`{name}`: {why}"));
     nqn::check_nqn(&asked.nqn).map_err(|why| refuse(&asked.nqn, &why))?;
     for host in &asked.hosts {
-        nqn::check_host_nqn(host).map_err(|why| refuse(host, &why))?;
+        nqn::check_nqn(host).map_err(|why| refuse(host, &why))?;
     }
     if asked.namespaces.is_empty() {
         let text = "there is no namespace, expected at least one";

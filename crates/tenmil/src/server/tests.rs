@@ -187,6 +187,10 @@ fn invalid_export_is_rejected_by_name() {
         (Export::nvme_tcp(LOCAL), "there is no namespace, expected at least one"),
         (Export::nvme_tcp(LOCAL).nqn("disk").namespace(device()), "`disk`: "),
         (Export::nvme_tcp(LOCAL).allow_host("").namespace(device()), "``: "),
+        (
+            Export::nvme_tcp(LOCAL).allow_host("foo").namespace(device()),
+            "`foo`: NQN does not begin with nqn.YYYY-MM.",
+        ),
         (Export::nvme_tcp(LOCAL).device("disk", device()), "a named device was added"),
         (Export::nbd(LOCAL), "there are 0 devices, expected one"),
         (Export::nbd(LOCAL).namespace(device()), "a namespace was added"),

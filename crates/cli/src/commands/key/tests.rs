@@ -213,7 +213,7 @@ fn options_that_no_key_can_have_are_refused() {
         assert!(text.contains(expected), "{text}");
     }
     assert!(!std::path::Path::new(&fixture.path("keys")).exists(), "nothing was created");
-    let pair = Line::try_parse_from(["key", "list", "--hostnqn", "nqn.a"]);
+    let pair = Line::try_parse_from(["key", "list", "--hostnqn", "nqn.2026-01.a"]);
     assert!(pair.is_err());
 }
 

@@ -14,13 +14,15 @@ use tenmil_base::Span;
 use tenmil_linux::{Clock, NamedThread};
 use tenmil_rpc::target_config::TargetConfig;
 use tenmil_rpc::{
-    DeviceControls, EventSender, NvmeConnections, ReloadRequest, TargetConfiguration,
+    ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
+    EventSender, NvmeConnections, RpcError, TargetConfiguration,
 };
 use tenmil_serve::tcp::{
     ConnectionAudit, DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
 };
 
 pub(super) use self::config_from_arguments::config_from_arguments;
+pub(super) use self::live_config::ConfigWithText;
 use self::live_config::{ApplyError, LiveConfig, LiveNamespace, LiveSubsystem, TargetContext};
 use self::ready_message::ready_message;
 use super::sandbox::{self, ServedParts};
@@ -43,24 +45,25 @@ const END_INTERVAL: Span = Span::from_ms(10);
 /// Serves until SIGTERM or Ctrl-C.
 pub(super) fn serve_nvme_tcp(
     arguments: &ServeArguments,
-    requested: TargetConfig,
+    requested: ConfigWithText,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
+    let config = &requested.config;
     let (sockets, placement) = socket_options::parse_socket_options(&arguments.socket)?;
     let clock = Clock::start();
-    let namespaces = requested.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+    let namespaces = config.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
     let regions = regions_for(namespaces.map(|namespace| &namespace.uri), REGIONS_MAX);
-    let limits = connection_limits::service_limits(arguments, &requested)
+    let limits = connection_limits::service_limits(arguments, config)
         .map_err(|unfit| apply_error_in_file(arguments, unfit))?;
     let service = Service::new(&regions, limits).map_err(|why| {
         let refused = Error::environment(why);
         apply_error_in_file(
             arguments,
-            ApplyError { refused, line: requested.memory_line, key: "buffer-memory" },
+            ApplyError { refused, line: config.memory_line, key: "buffer-memory" },
         )
     })?;
-    set_discovery_name(&service, &requested)?;
-    let state = open_state_directory(&requested, &arguments.adopt_reservations)
+    set_discovery_name(&service, config)?;
+    let state = open_state_directory(config, &arguments.adopt_reservations)
         .map_err(|unfit| apply_error_in_file(arguments, unfit))?;
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
@@ -85,7 +88,7 @@ pub(super) fn serve_nvme_tcp(
         state,
         devices,
         published: published.clone(),
-        has_file: arguments.config.is_some(),
+        file: arguments.config.clone(),
     };
     let mut standing = LiveConfig::new(context);
     standing
@@ -106,14 +109,7 @@ pub(super) fn serve_nvme_tcp(
     sandbox::drop_rights(arguments, &served_parts(&standing), event_sender(&asking));
     write_stdout(out, &ready_message(arguments.json, &standing))?;
     while !tenmil_linux::signal::is_stop_requested() {
-        if let Some(path) = &arguments.config {
-            let requests = published.take_reload_requests();
-            if tenmil_linux::signal::take_reload_request() || !requests.is_empty() {
-                reload_configuration(path, &mut standing, event_sender(&asking), requests);
-            }
-        } else if tenmil_linux::signal::take_reload_request() {
-            tracing::info!("SIGHUP is ignored: there is no configuration file to read again");
-        }
+        change_configuration(arguments, &mut standing, &published, event_sender(&asking));
         log_events(&service, event_sender(&asking));
         sandbox::log_denied_calls(event_sender(&asking));
         standing.handle_device_events();
@@ -215,14 +211,43 @@ fn log_events(service: &Service, announcer: Option<&EventSender>) {
     }
 }
 
+/// Applies the configuration file again after SIGHUP, and executes the requests of clients in their order.
+fn change_configuration(
+    arguments: &ServeArguments,
+    standing: &mut LiveConfig,
+    published: &TargetConfiguration,
+    announcer: Option<&EventSender>,
+) {
+    let is_reload =
+        |request: &ConfigurationRequest| matches!(request.action, ConfigurationAction::Reload);
+    let (reloads, changes): (Vec<_>, Vec<_>) =
+        published.take_requests().into_iter().partition(is_reload);
+    let is_signaled = tenmil_linux::signal::take_reload_request();
+    match &arguments.config {
+        // One reload answers all that were requested.
+        Some(path) if is_signaled || !reloads.is_empty() => {
+            reload_configuration(path, standing, published, announcer, reloads);
+        }
+        None if is_signaled => {
+            tracing::info!("SIGHUP is ignored: there is no configuration file to read again");
+        }
+        _ => {}
+    }
+    for request in changes {
+        standing.execute_request(request, announcer);
+    }
+}
+
 /// Applies the configuration file again, and answers the clients that requested it; on an error the
 /// running configuration stays.
 fn reload_configuration(
     path: &Path,
     standing: &mut LiveConfig,
+    published: &TargetConfiguration,
     announcer: Option<&EventSender>,
-    requests: Vec<ReloadRequest>,
+    requests: Vec<ConfigurationRequest>,
 ) {
+    let before = published.served();
     let read = read_configuration(path);
     let applied = read.and_then(|requested| {
         standing.apply_config(requested).map_err(|unfit| unfit.in_file(path))
@@ -244,13 +269,32 @@ fn reload_configuration(
             tracing::warn!("nothing is changed: {}{hint}", refused.text);
         }
     }
-    let applied = applied.map(|changes| [changes.done, changes.failed].concat());
-    for request in requests {
-        request.answer(&shown, applied.as_deref());
-    }
+    let after = published.served();
+    let served = [before.as_deref(), after.as_deref()];
+    let difference = match served {
+        [Some(before), Some(after)] => before.config.difference_to(&after.config),
+        _ => Vec::new(),
+    };
     if let Some(announcer) = announcer {
-        let applied = applied.as_deref().map_err(|refused| refused.text.as_str());
-        announcer.emit_configuration_event(&shown, applied);
+        let all = applied.as_ref().map(|changes| [&changes.done[..], &changes.failed].concat());
+        let all = all.as_deref().map_err(|refused| refused.text.as_str());
+        announcer.emit_configuration_event(&shown, all);
+    }
+    let change = applied.map(|changes| ConfigurationChange {
+        difference,
+        changes: changes.done,
+        failed: changes.failed,
+        saved_to: Some(path.to_path_buf()),
+    });
+    for request in requests {
+        let done = change.as_ref().map_err(|refused| {
+            let error = RpcError::usage(ErrorCode::Failed, refused.text.clone());
+            match refused.hint() {
+                Some(hint) => error.with_hint(hint.to_owned()),
+                None => error,
+            }
+        });
+        request.answer(done, served, announcer);
     }
 }
 

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | paths | open files and devices, state directory, keyring, directories of certificates, runtime directory; `/proc`, `/sys` for reading |
 //! | | all but the system's directories, where devices can be added while it serves |
-//! | TCP ports | new ones for NVMe/TCP with a configuration file; connections if there are remote devices |
+//! | TCP ports | new ones for NVMe/TCP; connections if there are remote devices |
 //! | capabilities | CAP_SYS_ADMIN for ublk; others if an option needs them |
 
 use std::path::{Path, PathBuf};
@@ -290,7 +290,8 @@ fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxP
         kept: kept_capabilities(arguments, parts, &files),
         paths: path_rules(arguments, parts, &files, has_remote_devices),
         network: NetworkRules {
-            denies_bind: arguments.config.is_none(),
+            // Listeners can be added while it serves.
+            denies_bind: arguments.config.is_none() && parts.transport != ServeTransport::NvmeTcp,
             denies_connect: !has_remote_devices,
         },
         only_reports: arguments.sandbox == SandboxMode::Report,
@@ -364,8 +365,11 @@ fn path_rules(
     if arguments.governor {
         add(Path::new(FREQUENCY_PATH), PathAccess::ReadWrite);
     }
-    if let Some(directory) = arguments.config.as_deref().and_then(parent_directory) {
-        add(&directory, PathAccess::Read);
+    if let Some(file) = &arguments.config {
+        // A change of the configuration replaces the file, or what its link leads to, by a new one.
+        let files = [Some(file.clone()), file.canonicalize().ok()];
+        let directories = files.iter().flatten().filter_map(|file| parent_directory(file));
+        directories.for_each(|directory| add(&directory, PathAccess::ReadWrite));
     }
     if let Ok(directory) = RuntimeDirectory::of_user() {
         add(directory.path(), PathAccess::ReadWrite);

@@ -77,11 +77,11 @@ fn server_that_cannot_export_everything_does_not_start() {
     // Where it says that it is ready nothing can be written: one that begins ends with that.
     #[expect(clippy::disallowed_methods, reason = "a test may")]
     let mut full = std::fs::File::create("/dev/full").unwrap();
-    let refused = nvme_tcp::serve_nvme_tcp(&arguments, requested(2), &mut full).unwrap_err();
+    let refused = nvme_tcp::serve_nvme_tcp(&arguments, requested(2).into(), &mut full).unwrap_err();
     let expected = "serve: cannot export nqn.2026-01.org.tenmil:disk: a subsystem with this NQN \
                     is exported already, expected another NQN";
     assert_eq!((refused.text.as_str(), refused.category), (expected, ErrorCategory::Environment));
-    let refused = nvme_tcp::serve_nvme_tcp(&arguments, requested(1), &mut full).unwrap_err();
+    let refused = nvme_tcp::serve_nvme_tcp(&arguments, requested(1).into(), &mut full).unwrap_err();
     assert!(!refused.text.starts_with("serve: "), "{}", refused.text);
 }
 
@@ -93,25 +93,30 @@ fn keys_of_the_options_are_those_of_the_allowed_hosts() {
         nvme_tcp::config_from_arguments(&arguments, vec!["127.0.0.1:0".parse().unwrap()])
     };
     let read = config(
-        "--allowed-host nqn.a --allowed-host nqn.b --dhchap c1 --dhchap c2 --dhchap-controller cc \
+        "--allowed-host nqn.2026-01.a --allowed-host nqn.2026-01.b --dhchap c1 --dhchap c2 --dhchap-controller cc \
          --tls required --psk p --keyring /k",
     )
     .unwrap();
     let security = &read.subsystems[0].security;
     assert!(security.authentication_required);
     let hosts: Vec<_> = security.hosts.iter().map(|host| host.nqn.as_str()).collect();
-    assert_eq!(hosts, ["nqn.a", "nqn.b"]);
+    assert_eq!(hosts, ["nqn.2026-01.a", "nqn.2026-01.b"]);
     let [one, _] = security.hosts.as_slice() else { panic!("two hosts") };
     let names: Vec<_> = one.dhchap.iter().map(|key| key.name.as_str()).collect();
     assert_eq!((names, one.psk[0].name.as_str()), (vec!["c1", "c2"], "p"));
     assert_eq!(read.listeners[0].security, tenmil_serve::tcp::PortSecurity::TlsRequired);
     assert_eq!(read.keyring.as_deref(), Some("/k".as_ref()));
     for (words, expected) in [
-        ("--psk p --allowed-host nqn.a", "--psk without TLS"),
-        ("--tls required --allowed-host nqn.a", "--tls required without --psk"),
-        ("--dhchap-controller c --allowed-host nqn.a", "--dhchap-controller without --dhchap"),
+        ("--psk p --allowed-host nqn.2026-01.a", "--psk without TLS"),
+        ("--tls required --allowed-host nqn.2026-01.a", "--tls required without --psk"),
+        (
+            "--dhchap-controller c --allowed-host nqn.2026-01.a",
+            "--dhchap-controller without --dhchap",
+        ),
         ("--dhchap c", "keys are given without a host"),
-        ("--dhchap a/b --allowed-host nqn.a", "name of a key: found '/' in it"),
+        ("--allowed-host foo", "--allowed-host `foo`: NQN does not begin with nqn.YYYY-MM."),
+        ("--nqn foo", "--nqn `foo`: NQN does not begin with nqn.YYYY-MM."),
+        ("--dhchap a/b --allowed-host nqn.2026-01.a", "name of a key: found '/' in it"),
     ] {
         let refused = config(words).unwrap_err();
         assert!(refused.text.contains(expected), "{words}: {refused}");

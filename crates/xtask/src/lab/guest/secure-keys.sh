@@ -24,7 +24,7 @@ check 'target: Linux has the key, by nvme-cli' linux_has "$key" 1
 shows 'tenmil lists it' "NVMe1R02 $HOST $SUBSYSTEM" tenmil key list --kernel
 check 'target: tenmil serves with the keys of .nvme' serve || { cat serve.log; exit 1; }
 sandboxed 'target'
-shows 'target: the host has .nvme for its key' '\.nvme' tenmil get allowed_hosts
+shows 'target: the host has .nvme for its key' '\.nvme' tenmil get hosts
 check 'target: Linux connects' connect 4420 --tls --reconnect-delay=1
 shows 'target: by that key' '^NVMe1R02' used_identity
 check 'target: verified' verify

@@ -31,10 +31,13 @@ pub(in crate::commands::serve) fn config_from_arguments(
         }
     };
     let nqn = arguments.nqn.clone().unwrap_or_else(|| NQN.to_owned());
-    let refuse = |name: &str, why| Error::usage(format!("`{name}`: {why}"));
-    tenmil_wire::nqn::check_nqn(&nqn).map_err(|why| refuse(&nqn, why))?;
+    let refuse = |option: &str, name: &str, why| Error::usage(format!("{option} `{name}`: {why}"));
+    tenmil_wire::nqn::check_nqn(&nqn).map_err(|why| refuse("--nqn", &nqn, why))?;
     for name in &arguments.allowed_host {
-        tenmil_wire::nqn::check_host_nqn(name).map_err(|why| refuse(name, why))?;
+        tenmil_wire::nqn::check_nqn(name).map_err(|why| {
+            let hint = "the NQN of a Linux host is in /etc/nvme/hostnqn";
+            refuse("--allowed-host", name, why).with_hint(hint)
+        })?;
     }
     let namespace = |(nsid, uri): (u32, &Uri)| target_config::NamespaceConfig {
         nsid,

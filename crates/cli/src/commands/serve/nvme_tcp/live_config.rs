@@ -8,6 +8,7 @@
 //!
 //! Objects that are equal in both configurations are kept: their connections are not affected.
 
+mod change_requests;
 mod closing_devices;
 mod disk_identity;
 mod live_subsystem;
@@ -16,15 +17,16 @@ mod shared_devices;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
+use tenmil_base::{BlockDevice, Error};
 use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
-use tenmil_rpc::{DeviceControls, TargetConfiguration};
+use tenmil_rpc::{DeviceControls, ServedConfiguration, ServedNamespace, TargetConfiguration};
 use tenmil_serve::tcp::{
     PortSecurity, Server, Service, ServiceLimits, StateDirectory, SubsystemSecurity,
 };
@@ -35,13 +37,14 @@ use self::live_subsystem::new_subsystem;
 pub(super) use self::live_subsystem::{LiveNamespace, LiveSubsystem};
 use self::shared_devices::SharedDevices;
 use crate::commands::serve::open_listener;
-use tenmil_base::Error;
 
 /// The configuration that is served now, with its listeners, subsystems and devices.
 pub(super) struct LiveConfig {
     context: TargetContext,
     /// `None` before the first configuration is applied.
     configuration: Option<TargetConfig>,
+    /// Text of the configuration: that of the file when it was read or written last.
+    text: String,
     listeners: Vec<LiveListener>,
     subsystems: Vec<LiveSubsystem>,
     discovery: SubsystemSecurity,
@@ -59,11 +62,28 @@ pub(super) struct TargetContext {
     pub(super) state: Option<StateDirectory>,
     /// Devices that RPC clients can query and change.
     pub(super) devices: DeviceControls,
-    /// Configuration that RPC clients can query and reload.
+    /// Configuration that RPC clients can query and change.
     pub(super) published: TargetConfiguration,
-    /// Whether the configuration is that of a file, which can be read again.
-    pub(super) has_file: bool,
+    /// File that has the configuration, which can be read again and is written by changes.
+    pub(super) file: Option<PathBuf>,
 }
+
+/// Configuration, and the text that it was parsed from.
+pub(in crate::commands::serve) struct ConfigWithText {
+    pub(in crate::commands::serve) config: TargetConfig,
+    pub(in crate::commands::serve) text: String,
+}
+
+impl From<TargetConfig> for ConfigWithText {
+    /// A configuration that does not come from a file.
+    fn from(config: TargetConfig) -> Self {
+        let text = config.to_text();
+        Self { config, text }
+    }
+}
+
+/// Line of an error that stems from no line of the configuration.
+const UNKNOWN_LINE: IgnoredLineNumber = IgnoredLineNumber(0);
 
 /// Listen address of the target.
 #[derive(Clone, Copy)]
@@ -106,7 +126,8 @@ impl LiveConfig {
         let (listeners, subsystems) = (Vec::new(), Vec::new());
         let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
         let discovery = SubsystemSecurity::default();
-        Self { context, configuration: None, listeners, subsystems, discovery, closing, shared }
+        let (configuration, text) = (None, String::new());
+        Self { context, configuration, text, listeners, subsystems, discovery, closing, shared }
     }
 
     /// Bound listen addresses.
@@ -144,14 +165,31 @@ impl LiveConfig {
     /// Applies a new configuration and returns the changes. An error leaves everything as it was.
     pub(super) fn apply_config(
         &mut self,
-        requested: TargetConfig,
+        requested: ConfigWithText,
     ) -> Result<AppliedChanges, ApplyError> {
+        self.apply_and_save(requested, || Ok(None))
+    }
+
+    /// Applies a new configuration, and saves it when nothing can be refused any more: after `save` the
+    /// file has what is served. `save` may return a warning.
+    fn apply_and_save(
+        &mut self,
+        requested: ConfigWithText,
+        save: impl FnOnce() -> Result<Option<String>, Error>,
+    ) -> Result<AppliedChanges, ApplyError> {
+        let ConfigWithText { config: requested, text } = requested;
         // Devices of the configuration have the keys of its keyring.
         security::set_keyring_of_devices(Some(&requested));
-        let prepared = tenmil_linux::storage_file::create_files_if_ok(|| self.prepare(&requested));
-        let prepared = prepared
+        let prepared = tenmil_linux::storage_file::create_files_if_ok(|| {
+            let prepared = self.prepare(&requested)?;
+            let refuse = |refused| ApplyError { refused, line: UNKNOWN_LINE, key: "" };
+            Ok::<_, ApplyError>((prepared, save().map_err(refuse)?))
+        });
+        let (prepared, warning) = prepared
             .inspect_err(|_| security::set_keyring_of_devices(self.configuration.as_ref()))?;
+        self.text = text;
         let mut changes = self.commit(requested, prepared);
+        changes.failed.extend(warning);
         for (device, why) in tenmil_devices::tcp::reload_keys() {
             changes.add_failure(format!("{device} keeps its former keys: {why}"));
         }
@@ -339,11 +377,32 @@ impl LiveConfig {
                 self.closing.add_device(gone.device.clone());
             }
         }
-        self.context.published.publish(&requested, self.context.has_file);
         (self.configuration, self.listeners, self.subsystems) =
             (Some(requested), listeners, subsystems);
         self.discovery = discovery;
+        self.publish();
         changes
+    }
+
+    /// Publishes the configuration for RPC clients.
+    fn publish(&self) {
+        let Some(config) = self.configuration.clone() else { return };
+        let of = |stood: &LiveSubsystem, served: &LiveNamespace| ServedNamespace {
+            nqn: stood.requested.nqn.clone(),
+            nsid: served.requested.nsid,
+            device: Arc::downgrade(&served.descriptor) as Weak<dyn BlockDevice>,
+        };
+        let namespaces = self
+            .subsystems
+            .iter()
+            .flat_map(|stood| stood.namespaces.iter().map(move |served| of(stood, served)));
+        self.context.published.publish(ServedConfiguration {
+            config,
+            text: self.text.clone(),
+            file: self.context.file.clone(),
+            addresses: self.addresses().collect(),
+            namespaces: namespaces.collect(),
+        });
     }
 
     /// Adds new ports and changes those whose TLS or networks are others. Returns the numbers of ports
@@ -419,6 +478,14 @@ impl ApplyError {
             line => format!(" line {line}, `{key}`:"),
         };
         let text = format!("{}:{place} {}", path.display(), refused.text);
+        Error { text, ..refused }
+    }
+
+    /// The error of a text that the client has not written, so that a line would mean nothing to it.
+    fn of_edit(self, action: &str) -> Error {
+        let Self { refused, key, .. } = self;
+        let place = if key.is_empty() { String::new() } else { format!("`{key}`: ") };
+        let text = format!("{action}: {place}{}", refused.text);
         Error { text, ..refused }
     }
 }

@@ -92,8 +92,9 @@ impl LiveSubsystem {
         requested: &target_config::NamespaceConfig,
     ) -> Option<&LiveNamespace> {
         let is_it = |served: &&LiveNamespace| {
+            // A device that is open for writing can be served read-only, and not the other way round.
             served.requested.uri == requested.uri
-                && served.requested.is_read_only == requested.is_read_only
+                && (requested.is_read_only || !served.descriptor.claim().is_read_only())
         };
         let mut found = self.namespaces.iter().filter(is_it);
         let same = found.clone().find(|served| served.requested.nsid == requested.nsid);
@@ -279,11 +280,12 @@ impl LiveNamespace {
         }
     }
 
-    /// Whether a host finds the same namespace in both: device, NSID and ANA group.
+    /// Whether a host finds the same namespace in both: device, NSID, ANA group and write protection.
     pub(super) fn is_same_namespace(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.descriptor, &other.descriptor)
             && self.requested.nsid == other.requested.nsid
             && self.requested.ana_group == other.requested.ana_group
+            && self.requested.is_read_only == other.requested.is_read_only
     }
 
     /// Handles the events of its device.
