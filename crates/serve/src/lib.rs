@@ -15,6 +15,7 @@ mod handshake;
 pub mod nbd;
 mod peer_network;
 mod recv_backoff;
+mod slow_io;
 pub mod tcp;
 #[cfg(test)]
 mod test_reactors;
@@ -24,6 +25,7 @@ pub mod vhost_user;
 
 pub use endpoint_event::EndpointEvent;
 pub use peer_network::PeerNetwork;
+pub use slow_io::{SlowIo, SlowIoLog, SlowIoSource, SlowIoStages, SlowIoThresholds};
 
 /// Whether servers accept TLS connections: the feature `tls` of this crate.
 pub const HAS_TLS: bool = cfg!(feature = "tls");

@@ -25,6 +25,7 @@ mod server;
 mod session;
 mod session_handle;
 mod session_stream;
+mod slow_io;
 mod slow_query;
 mod tls_config;
 #[cfg(feature = "tls")]
@@ -44,6 +45,7 @@ pub use exported_device::{ExportConfig, ExportedDevice};
 pub use listen_address::parse_listen_address;
 pub use server::{Server, ServerConfig};
 pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
+pub use slow_io::ExportSlowIo;
 pub use tenmil_nvme_auth::SecretBytes;
 pub use tls_config::{NbdCertificate, NbdPsk, NbdTls};
 pub use transmission::{NbdStats, QueryKind, SlowQuery};

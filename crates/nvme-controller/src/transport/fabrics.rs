@@ -312,6 +312,11 @@ impl FabricsTransport {
         }
     }
 
+    /// Has every I/O queue polled once, to apply what has changed for it.
+    pub fn poll_queues(&self) {
+        self.send_to_all_queues(&QueueCommand::Poll);
+    }
+
     /// Reason why the association has ended, if it has.
     pub fn end_reason(&self) -> Option<AssociationEndReason> {
         self.association_end_reason

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenmil_base::{IoCompletion, Memory, Request, Segment};
+use tenmil_base::{Instant, IoCompletion, Memory, Request, Segment};
 use tenmil_dma::RegionTable;
 #[cfg(feature = "tls")]
 use tenmil_wire::nbd::ClientFlags;
@@ -14,7 +14,7 @@ use super::export::Export;
 use super::negotiation::{FLAGS, Negotiation, NegotiationStep};
 use super::receive_buffer::ReceiveBuffer;
 use super::send_queue::SendQueue;
-use super::transmission::{NbdStats, SlowQuery, Transmission};
+use super::transmission::{NbdStats, SlowQuery, SlowRequest, Transmission};
 
 /// Server side of an NBD connection. It does no I/O: the owner moves bytes between a socket and the
 /// segments that the connection names, and requests between the connection and an I/O channel.
@@ -363,6 +363,31 @@ impl Connection {
     pub fn complete_resize(&mut self, slot: u16, done: Result<(), ErrorCode>) {
         if let ConnectionState::Transmission(transmission) = &mut self.phase {
             transmission.complete_resize(slot, done, &mut self.outbox);
+        }
+    }
+
+    /// Sets the time of the iteration, and the time from which a request is slow.
+    #[inline]
+    pub(super) fn set_time(&mut self, now: Instant, threshold_ns: u64) {
+        if let ConnectionState::Transmission(transmission) = &mut self.phase {
+            transmission.set_time(now, threshold_ns);
+        }
+    }
+
+    /// Whether there are slow requests.
+    #[inline]
+    pub(super) fn has_slow_requests(&self) -> bool {
+        match &self.phase {
+            ConnectionState::Transmission(transmission) => transmission.has_slow_requests(),
+            ConnectionState::Negotiation(_) => false,
+        }
+    }
+
+    /// Next slow request whose reply was sent, or with `is_ended` one whose reply was not.
+    pub(super) fn next_slow_request(&mut self, is_ended: bool) -> Option<SlowRequest> {
+        match &mut self.phase {
+            ConnectionState::Transmission(transmission) => transmission.next_slow_request(is_ended),
+            ConnectionState::Negotiation(_) => None,
         }
     }
 

@@ -15,6 +15,7 @@ use tenmil_reactor::ThreadHandle;
 
 use super::export::Export;
 use super::session_handle::{ConnectionSample, SessionCommand, SessionHandle};
+use super::slow_io::ExportSlowIo;
 
 /// Block device behind an export. It holds one claim on the device: exclusive for writing, or
 /// shared for reading. Every connection opens an I/O channel of its own.
@@ -28,6 +29,7 @@ pub struct ExportedDevice {
     is_adapted: bool,
     sessions: Mutex<Vec<SessionEntry>>,
     connections: AtomicU64,
+    slow_io: ExportSlowIo,
 }
 
 /// Configuration of an export.
@@ -115,6 +117,7 @@ impl ExportedDevice {
             is_adapted,
             sessions: Mutex::default(),
             connections: AtomicU64::new(0),
+            slow_io: ExportSlowIo::default(),
         })
     }
 
@@ -141,6 +144,11 @@ impl ExportedDevice {
     /// I/O statistics of all connections together, including closed ones.
     pub fn io_stats(&self) -> IoStats {
         self.device.statistics()
+    }
+
+    /// Slow requests, and the time from which they are.
+    pub fn slow_io(&self) -> &ExportSlowIo {
+        &self.slow_io
     }
 
     /// Number of connections since the start.

@@ -23,6 +23,7 @@ use super::session_stream::{READABLE, SessionStream};
 use super::slow_query::{SlowQueries, SlowQueryResult};
 use super::transfer_rate::TransferRateCheck;
 use crate::recv_backoff::RecvBackoff;
+use crate::slow_io::SlowIoSource;
 
 /// Session of a client. It ends its light thread when the connection is closed.
 pub(super) struct Session<S: SessionStream = SocketStream> {
@@ -254,12 +255,33 @@ impl<S: SessionStream> Session<S> {
                 self.handle.count_send();
                 self.receiving.record_transfer(count);
                 self.connection.record_sent(count);
+                if self.connection.has_slow_requests() {
+                    self.report_slow_requests(false);
+                }
                 self.is_blocked = !self.connection.unsent_segments().is_empty();
             }
             Err(error) => {
                 self.set_disconnect_reason(DisconnectReason::Broken(error.to_string()));
                 self.connection.handle_send_error();
             }
+        }
+    }
+
+    /// Reports the slow requests whose replies were sent, or at the end all others too.
+    #[cold]
+    fn report_slow_requests(&mut self, is_ended: bool) {
+        let Some(slow) = self.connection.next_slow_request(is_ended) else { return };
+        let source = Arc::new(SlowIoSource {
+            protocol: "nbd",
+            export: self.exported_device.export().name().to_owned(),
+            host: None,
+            peer: self.handle.peer().to_owned(),
+            queue: None,
+        });
+        let mut next = Some(slow);
+        while let Some(slow) = next {
+            self.exported_device.slow_io().append(&source, slow);
+            next = self.connection.next_slow_request(is_ended);
         }
     }
 
@@ -409,6 +431,7 @@ impl<S: SessionStream> Session<S> {
     /// Moves requests and completions between client and device. Returns the amount of work.
     #[inline]
     fn run_iteration(&mut self, now: Instant) -> usize {
+        self.connection.set_time(now, self.exported_device.slow_io().threshold_ns());
         self.latency.account_in_flight(now, self.connection.in_flight_requests());
         if let Some(command) = self.handle.pending_command() {
             self.execute_command(command, now);
@@ -523,6 +546,7 @@ impl<S: SessionStream> Poller for Session<S> {
 impl<S: SessionStream> Drop for Session<S> {
     fn drop(&mut self) {
         self.publish_counters();
+        self.report_slow_requests(true);
         self.exported_device.remove_session(self.handle.id());
         let reason = self.take_disconnect_reason();
         self.handle.report_disconnected(reason);

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use tenmil_base::Counter;
+use tenmil_reactor::flight_recorder::{self, FlightEventKind};
 
 use super::transmission::NbdStats;
 
@@ -108,6 +109,24 @@ pub enum NbdEvent {
     Error(String),
 }
 
+impl NbdEvent {
+    /// Records the event in the flight recorder, without its texts.
+    fn record_in_flight_recorder(&self) {
+        let (kind, arguments) = match self {
+            Self::Connected { connection, .. } => {
+                (FlightEventKind::ConnectionAccepted, [*connection, 0])
+            }
+            Self::Disconnected { connection, reason, .. } => {
+                let reason = flight_recorder::pack_text(reason.name());
+                (FlightEventKind::ConnectionEnded, [*connection, reason])
+            }
+            Self::Error(_) => (FlightEventKind::TargetError, [0, 0]),
+            Self::Resized { .. } | Self::Removed => return,
+        };
+        flight_recorder::record_now(kind, arguments);
+    }
+}
+
 /// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DisconnectReason {
@@ -143,6 +162,11 @@ impl SessionHandle {
             counters: SessionCounters::default(),
             event_sender,
         }
+    }
+
+    /// Address of the client.
+    pub(super) fn peer(&self) -> &str {
+        &self.peer
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -198,6 +222,7 @@ impl SessionHandle {
     }
 
     pub(super) fn emit(&self, new_events: NbdEvent) {
+        new_events.record_in_flight_recorder();
         // The receiver may be gone; then the event is dropped.
         let _ = self.event_sender.send(new_events);
     }

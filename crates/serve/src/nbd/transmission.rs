@@ -7,13 +7,14 @@
 //! ```
 
 mod receive;
+mod slow_requests;
 mod split;
 mod validate;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{IoCompletion, Memory, Operation, Request, RequestFlags, Segment};
+use tenmil_base::{Instant, IoCompletion, Memory, Operation, Request, RequestFlags, Segment};
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::reply::encode_extent;
 use tenmil_wire::nbd::{
@@ -30,6 +31,8 @@ use super::receive_buffer::ReceiveBuffer;
 use super::reply::{ReplyHeader, RequestFailure};
 use super::send_queue::SendQueue;
 use receive::RequestState;
+use slow_requests::RequestTimes;
+pub(super) use slow_requests::SlowRequest;
 
 /// Requests of a connection in the transmission phase.
 #[derive(Debug)]
@@ -55,6 +58,7 @@ pub(super) struct Transmission {
     /// Whether the client sent `NBD_CMD_DISC`.
     is_ended: bool,
     done: NbdStats,
+    times: RequestTimes,
 }
 
 /// Completed requests by kind.
@@ -90,6 +94,11 @@ struct RequestSlot {
     is_hole: bool,
     /// Whether a flush follows the last piece: a trim with FUA, which has no NVMe equivalent.
     then_flush: bool,
+    received_at: Instant,
+    /// When all of its data were there.
+    ready_at: Instant,
+    /// When its first piece was submitted. Set only while there is a threshold for slow requests.
+    submitted_at: Instant,
 }
 
 /// Client request that is executed off the reactor, because it may block.
@@ -151,6 +160,9 @@ impl Transmission {
             failure: None,
             is_hole: false,
             then_flush: false,
+            received_at: Instant::NEVER,
+            ready_at: Instant::NEVER,
+            submitted_at: Instant::NEVER,
         };
         // Every table has its final size, so that requests allocate nothing.
         Self {
@@ -170,6 +182,7 @@ impl Transmission {
             headers: 0,
             is_ended: false,
             done: NbdStats::default(),
+            times: RequestTimes::default(),
         }
     }
 
@@ -249,6 +262,9 @@ impl Transmission {
     #[inline]
     pub(super) fn record_submitted(&mut self, count: usize) {
         self.in_flight += count;
+        if self.times.threshold_ns != u64::MAX {
+            self.record_submit_time(count);
+        }
         self.requests.drain(..count);
         let Some(first) = self.requests.first().map(|request| request.segment_first) else {
             return;
@@ -297,6 +313,11 @@ impl Transmission {
     /// Queues the reply to a completed request.
     #[inline]
     fn queue_reply(&mut self, slot: u16, outbox: &mut SendQueue) {
+        if self.times.now.since(self.slots[usize::from(slot)].received_at).ns
+            >= self.times.threshold_ns
+        {
+            self.record_slow_request(slot);
+        }
         let memory = &self.slots[usize::from(slot)];
         let RequestHeader { command, cookie, offset, len_bytes, .. } = memory.header;
         let structured = self.options.structured;

@@ -10,6 +10,7 @@
 //! The halves of a fused pair start together: see [`fused_commands`].
 
 mod fused_commands;
+mod slow_io;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,6 +24,7 @@ use tenmil_wire::{Command, Completion, Fuse, Status};
 
 use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostMemory, OWN_BYTES};
 use fused_commands::{FusedFirst, FusedHalf};
+pub(super) use slow_io::SlowIoTracker;
 
 /// Command slots of a connection and the buffers they hold.
 #[derive(Debug)]
@@ -41,6 +43,8 @@ pub(super) struct CommandTable {
     receiving: u32,
     access: BufferAccess,
     fused_first: Option<FusedFirst>,
+    /// Times of the commands, while there is a threshold for slow ones.
+    slow_io: Option<Box<SlowIoTracker>>,
     /// Invalid call of the connection's protocol engine: a bug of the target.
     fault: Option<ProtocolCallFault>,
 }
@@ -76,6 +80,7 @@ struct CommandSlot {
     len_bytes: u32,
     direction: DataDirection,
     state: CommandState,
+    received_at: Instant,
     /// When its data were requested from the host.
     requested_at: Instant,
     /// Number of consecutive checks at which its response was unsent while other connections waited
@@ -152,6 +157,7 @@ impl CommandTable {
             receiving: 0,
             access: BufferAccess::Own,
             fused_first: None,
+            slow_io: None,
             fault: None,
         }
     }
@@ -181,7 +187,7 @@ impl CommandTable {
         }
         let slot = self.slot_mut(tag);
         debug_assert!(slot.buffer.is_none(), "a free slot has no buffer");
-        (slot.command, slot.requested_at) = (*command, now);
+        (slot.command, slot.received_at) = (*command, now);
         (slot.len_bytes, slot.direction, slot.state) = (len_bytes, direction, CommandState::Ready);
         (slot.stalled_checks, slot.is_in_capsule) = (0, false);
         slot.data = Segment::default();
@@ -722,6 +728,7 @@ impl CommandSlot {
         len_bytes: 0,
         direction: DataDirection::None,
         state: CommandState::Free,
+        received_at: Instant::NEVER,
         requested_at: Instant::NEVER,
         stalled_checks: 0,
         is_in_capsule: false,

@@ -604,6 +604,9 @@ impl TargetConnection {
         let Some(stream) = &mut self.stream else { return };
         match self.send_state.send_queued(&mut **stream, &mut self.end, &mut self.commands) {
             Ok(count) => {
+                if self.commands.has_unsent_slow_io() {
+                    self.commands.report_sent_slow_io(now);
+                }
                 if !self.send_state.is_awaiting_send_space() {
                     self.blocked_since = None;
                 } else if count > 0 || self.blocked_since.is_none() {

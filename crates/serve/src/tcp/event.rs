@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
+use tenmil_reactor::flight_recorder::{self, FlightEventKind};
+
 use super::audit::{ConnectionAudit, RefusalReason};
 
 /// Event of the target.
@@ -153,6 +155,33 @@ impl EventCounts {
 }
 
 impl TargetEvent {
+    /// Records the event in the flight recorder, without its texts.
+    pub(super) fn record_in_flight_recorder(&self) {
+        let (kind, arguments) = match self {
+            Self::Connected { connection, .. } => {
+                (FlightEventKind::ConnectionAccepted, [*connection, 0])
+            }
+            Self::Associated { connection, cntlid, .. } => {
+                (FlightEventKind::ControllerCreated, [*connection, (*cntlid).into()])
+            }
+            Self::Accepted(audit) => {
+                let queue = audit.queue.unwrap_or_default();
+                (FlightEventKind::QueueConnected, [audit.connection.unwrap_or(0), queue.into()])
+            }
+            Self::Rejected { audit, reason, .. } => {
+                let reason = flight_recorder::pack_text(reason.name());
+                (FlightEventKind::ConnectionRejected, [audit.connection.unwrap_or(0), reason])
+            }
+            Self::Disconnected { connection, reason, .. } => {
+                let reason = flight_recorder::pack_text(reason.name());
+                (FlightEventKind::ConnectionEnded, [*connection, reason])
+            }
+            Self::Error(_) => (FlightEventKind::TargetError, [0, 0]),
+            Self::Authenticated(_) | Self::Notice(_) => return,
+        };
+        flight_recorder::record_now(kind, arguments);
+    }
+
     /// Whether a peer caused the event and can repeat it at will.
     const fn is_caused_by_peer(&self) -> bool {
         !matches!(self, Self::Error(_))

@@ -24,8 +24,9 @@ use tenmil_reactor::MeanLatency;
 use tenmil_wire::{AdminOpcode, Completion, Status};
 
 use super::association::Association;
-use super::command_table::CommandTable;
+use super::command_table::{CommandTable, SlowIoTracker};
 use super::service::Service;
+use crate::slow_io::{SlowIoLog, SlowIoSource};
 
 /// I/O queue on the target's end of a connection.
 #[derive(Debug)]
@@ -34,6 +35,9 @@ pub(super) struct IoQueue {
     link: Arc<QueueLink>,
     association: Arc<Association>,
     qid: u16,
+    /// Address of the host.
+    peer: String,
+    slow_io_log: SlowIoLog,
     /// Tags of commands that have all their data and have not begun, oldest first.
     ready: Vec<u16>,
     latency: MeanLatency,
@@ -65,6 +69,7 @@ impl IoQueue {
     pub(super) fn new(
         service: &Service,
         association: Arc<Association>,
+        peer: &str,
         (qid, depth): (u16, u16),
         commands: &CommandTable,
         now: Instant,
@@ -86,6 +91,8 @@ impl IoQueue {
             link,
             association,
             qid,
+            peer: peer.to_owned(),
+            slow_io_log: service.slow_io_log().clone(),
             ready: Vec::new(),
             latency: MeanLatency::default(),
             published_at: now,
@@ -103,6 +110,26 @@ impl IoQueue {
     /// digest, which must match the data even if they are written meanwhile.
     pub(super) fn allow_in_place_reads(&mut self) {
         self.executor.allow_in_place_reads();
+    }
+
+    /// Fetches the thresholds for slow commands.
+    pub(super) fn fetch_slow_io(&self, commands: &mut CommandTable) {
+        let association = &self.association;
+        let host = association.host.display_name().to_owned();
+        let source = SlowIoSource {
+            protocol: "nvme-tcp",
+            export: association.export().nqn().to_owned(),
+            host: Some(host),
+            peer: self.peer.clone(),
+            queue: Some((association.cntlid, self.qid)),
+        };
+        let (thresholds, count) = association.export().slow_io();
+        commands.set_slow_io(SlowIoTracker::new(
+            thresholds,
+            source,
+            self.slow_io_log.clone(),
+            count,
+        ));
     }
 
     /// Records the time of an iteration without new commands or completions.
@@ -173,7 +200,7 @@ impl IoQueue {
     /// Begins commands in the order in which they became ready, as far as they can begin now. Returns their
     /// number.
     #[inline]
-    fn start_ready_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
+    fn start_ready_commands(&mut self, now: Instant, commands: &mut CommandTable) -> usize {
         if self.executor.is_exclusivity_held() {
             self.executor.bar_exclusive_namespace();
             let count = self.start_unblocked_commands(now, commands);
@@ -183,7 +210,7 @@ impl IoQueue {
         if self.ready.is_empty() { 0 } else { self.start_unblocked_commands(now, commands) }
     }
 
-    fn start_unblocked_commands(&mut self, now: Instant, commands: &CommandTable) -> usize {
+    fn start_unblocked_commands(&mut self, now: Instant, commands: &mut CommandTable) -> usize {
         self.executor.begin_batch();
         let mut count = 0;
         while count < self.ready.len() && !self.executor.has_started_fused_pair() {
@@ -201,6 +228,9 @@ impl IoQueue {
             }
             count += 1;
         }
+        if commands.tracks_slow_io() {
+            commands.record_submitted(now, &self.ready, count);
+        }
         if count == self.ready.len() {
             self.ready.clear();
         } else {
@@ -217,9 +247,32 @@ impl IoQueue {
         commands: &mut CommandTable,
         end: &mut ControllerConnection,
     ) -> usize {
+        if commands.tracks_slow_io() {
+            return self.poll_devices_with_times(now, commands, end);
+        }
         let mut count = 0;
         self.executor.poll_fast_path(now, |tag| {
             count += 1;
+            commands.complete_executed(end, tag, Status::SUCCESS, 0);
+        });
+        if count > 0 {
+            self.latency.record_completions(count);
+        }
+        count
+    }
+
+    /// [`poll_devices`](Self::poll_devices) while there is a threshold for slow commands.
+    #[inline(never)]
+    fn poll_devices_with_times(
+        &mut self,
+        now: Instant,
+        commands: &mut CommandTable,
+        end: &mut ControllerConnection,
+    ) -> usize {
+        let mut count = 0;
+        self.executor.poll_fast_path(now, |tag| {
+            count += 1;
+            commands.record_device_completion(now, tag, Status::SUCCESS);
             commands.complete_executed(end, tag, Status::SUCCESS, 0);
         });
         if count > 0 {
@@ -242,6 +295,7 @@ impl IoQueue {
         let count = if self.is_stopping() { 0 } else { finished.len() };
         for command in &mut finished[..count] {
             let tag = command.tag.id;
+            commands.record_device_completion(now, tag, command.status);
             if let Some(medium) = command.medium.take() {
                 commands.complete_in_place(end, tag, medium);
                 continue;
@@ -287,7 +341,10 @@ impl IoQueue {
             match command {
                 QueueCommand::Stop => self.stop_commands(now),
                 // And the current poll is the one that was requested.
-                QueueCommand::Poll => self.executor.poll_preempted_writes(),
+                QueueCommand::Poll => {
+                    self.executor.poll_preempted_writes();
+                    self.fetch_slow_io(commands);
+                }
                 QueueCommand::AbortNamespace { nsid, preempted } => {
                     self.executor.abort_namespace(now, nsid, &preempted);
                 }

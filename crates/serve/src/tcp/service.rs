@@ -29,6 +29,7 @@ use super::refusal_limiter::RefusalLimiter;
 use super::security::{GeneratedPsks, PortSecurity, PskIdentity, SecurityState, SubsystemSecurity};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
 use crate::peer_network::{PeerNetwork, connection_limit_key_of_peer, is_peer_admitted};
+use crate::slow_io::{SlowIoLog, SlowIoThresholds};
 
 pub use self::limits::ServiceLimits;
 
@@ -61,6 +62,7 @@ pub(super) struct ServiceShared {
     admission: Arc<Admission>,
     authentication: Mutex<AuthenticationContext>,
     refusals: Mutex<RefusalLimiter>,
+    slow_io: SlowIoLog,
 }
 
 struct ServiceState {
@@ -146,6 +148,7 @@ impl Service {
             admission: Admission::new(limits.admission_limits(), connections_max),
             authentication: Mutex::new(AuthenticationContext::new()),
             refusals: Mutex::default(),
+            slow_io: SlowIoLog::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -506,6 +509,30 @@ impl Service {
             .collect()
     }
 
+    /// Log of the slow commands of all subsystems.
+    #[must_use]
+    pub fn slow_io_log(&self) -> &SlowIoLog {
+        &self.shared.slow_io
+    }
+
+    /// Thresholds for slow commands and the number of slow ones, of every subsystem by NQN.
+    #[must_use]
+    pub fn slow_io(&self) -> Vec<(String, SlowIoThresholds, u64)> {
+        let exports: Vec<_> = self.lock_state().exports.values().cloned().collect();
+        let row = |export: &Arc<SubsystemExport>| {
+            let (thresholds, count) = export.slow_io();
+            (export.nqn().to_owned(), thresholds, count.load(Ordering::Relaxed))
+        };
+        exports.iter().map(row).collect()
+    }
+
+    /// Changes the thresholds for slow commands of a subsystem, also of open queues. Returns false if no
+    /// subsystem has this NQN.
+    pub fn set_slow_io(&self, nqn: &str, thresholds: SlowIoThresholds) -> bool {
+        let export = self.lock_state().exports.get(nqn).cloned();
+        export.map(|export| export.set_slow_io(thresholds)).is_some()
+    }
+
     /// Number of associations.
     #[must_use]
     pub fn association_count(&self) -> usize {
@@ -557,6 +584,7 @@ impl Service {
     }
 
     pub(super) fn emit(&self, events: TargetEvent) {
+        events.record_in_flight_recorder();
         self.lock_event_queue().push(events);
     }
 

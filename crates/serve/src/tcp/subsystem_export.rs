@@ -4,6 +4,7 @@ mod update;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tenmil_base::{Instant, Random};
@@ -23,6 +24,7 @@ use super::security::{
 };
 use super::service::ServiceLimits;
 use crate::peer_network::connection_limit_key_of_peer;
+use crate::slow_io::SlowIoThresholds;
 
 pub use self::update::SubsystemExportUpdate;
 
@@ -69,6 +71,9 @@ pub(super) struct SubsystemExport {
     subsystem: Subsystem,
     model: ControllerModel,
     io_stats: Arc<IoStatsTable>,
+    slow_io: Mutex<SlowIoThresholds>,
+    /// Number of slow commands.
+    slow_io_count: Arc<AtomicU64>,
     state: Mutex<ExportState>,
 }
 
@@ -134,7 +139,25 @@ impl SubsystemExport {
             is_removed,
         };
         let io_stats = Arc::default();
-        Arc::new(Self { nqn, subsystem, model, io_stats, state: Mutex::new(state) })
+        let (slow_io, slow_io_count) = Default::default();
+        let state = Mutex::new(state);
+        Arc::new(Self { nqn, subsystem, model, io_stats, slow_io, slow_io_count, state })
+    }
+
+    /// Thresholds for slow commands, and their number.
+    pub(super) fn slow_io(&self) -> (SlowIoThresholds, Arc<AtomicU64>) {
+        (self.lock_slow_io().clone(), Arc::clone(&self.slow_io_count))
+    }
+
+    /// Changes the thresholds for slow commands, also of open queues.
+    pub(super) fn set_slow_io(&self, thresholds: SlowIoThresholds) {
+        if std::mem::replace(&mut *self.lock_slow_io(), thresholds.clone()) != thresholds {
+            self.associations().iter().for_each(|one| one.lock_transport().poll_queues());
+        }
+    }
+
+    fn lock_slow_io(&self) -> MutexGuard<'_, SlowIoThresholds> {
+        self.slow_io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Statistics of the commands of its hosts.

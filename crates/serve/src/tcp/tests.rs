@@ -21,6 +21,7 @@ mod secret_rotation;
 mod secure_channels;
 mod server;
 mod sleeping;
+mod slow_io;
 mod stream_cuts;
 mod test_target;
 #[cfg(feature = "tls")]

@@ -28,6 +28,7 @@ use crate::nbd::session_handle::{DisconnectReason, NbdEvent, SessionHandle};
 use crate::nbd::slow_query::SlowQueries;
 use crate::nbd::tests::client_messages::{encode_handshake, encode_request, encode_write};
 use crate::nbd::transfer_rate::WINDOW;
+use crate::slow_io::SlowIoStages;
 
 /// Session, and the client end of its socket.
 struct TestSession {
@@ -317,4 +318,32 @@ fn writes_in_flight_of_a_closed_session_fence_their_blocks() {
     // The session exists until its device has completed the requests.
     world.run_until_idle(instant_at_ms(100_000));
     assert!(!world.session.connection.is_finished());
+}
+
+#[test]
+fn slow_request_is_logged_with_stages_that_add_up() {
+    let mut world = TestSession::new(false);
+    let export = Arc::clone(&world.session.exported_device);
+    let write = encode_write(7, 512, &[7; 4096]);
+    let mut write_slowly = |begin| {
+        world.send(instant_at_ms(begin), &write[..1000]);
+        world.send(instant_at_ms(begin + 5), &write[1000..]);
+    };
+    write_slowly(1);
+    assert_eq!(export.slow_io().log().next_command(), None, "there is no threshold");
+    export.slow_io().set_threshold(Some(Span::from_ms(5)));
+    write_slowly(10);
+    let slow = export.slow_io().log().next_command().unwrap();
+    let expected = SlowIoStages {
+        transfer: Some(Span::from_ms(5)),
+        send: Some(Span::default()),
+        ..SlowIoStages::default()
+    };
+    assert_eq!((slow.received_at, slow.stages), (instant_at_ms(10), expected));
+    assert_eq!((slow.operation, slow.start, slow.len_bytes, slow.id), ("write", Some(512), 4096, 7));
+    assert_eq!((slow.source.export.as_str(), slow.source.peer.as_str()), ("disk", "client"));
+    export.slow_io().set_threshold(Some(Span::from_ms(6)));
+    write_slowly(20);
+    assert_eq!(export.slow_io().log().next_command(), None, "it is faster");
+    assert_eq!(export.slow_io().count(), 1);
 }

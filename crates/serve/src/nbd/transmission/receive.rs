@@ -98,6 +98,7 @@ impl Transmission {
         self.free.pop();
         let memory = &mut self.slots[usize::from(slot)];
         (memory.header, memory.buffer, memory.failure) = (header, buffer, None);
+        memory.received_at = self.times.now;
         let reads_holes =
             header.command == Command::READ && header.len_bytes > 0 && self.options.structured;
         memory.is_hole = reads_holes && self.export.hole_reporting() == HoleReporting::Everywhere;

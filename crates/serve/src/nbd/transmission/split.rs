@@ -10,7 +10,7 @@ impl Transmission {
     #[inline]
     pub(super) fn queue_request(&mut self, slot: u16) {
         let memory = &mut self.slots[usize::from(slot)];
-        memory.next_byte = 0;
+        (memory.next_byte, memory.ready_at) = (0, self.times.now);
         memory.pieces = match memory.operation {
             Operation::Read | Operation::Write => {
                 memory.header.len_bytes.div_ceil(self.export.request_bytes_max())

@@ -202,6 +202,7 @@ impl CommandTable {
             direction,
             state,
             is_in_capsule,
+            received_at: now,
             requested_at: now,
             ..CommandSlot::FREE
         };
@@ -298,6 +299,7 @@ impl CommandTable {
             direction,
             state,
             is_in_capsule,
+            received_at: now,
             requested_at: now,
             ..CommandSlot::FREE
         };

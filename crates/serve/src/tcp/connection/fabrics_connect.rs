@@ -249,8 +249,14 @@ impl TargetConnection {
                 let cntlid = association.cntlid;
                 let depth = self.service.limits().queue_entries;
                 // The last step that may fail: it registers the queue with the association.
-                let io =
-                    IoQueue::new(&self.service, association, (qid, depth), &self.commands, now);
+                let io = IoQueue::new(
+                    &self.service,
+                    association,
+                    &self.peer,
+                    (qid, depth),
+                    &self.commands,
+                    now,
+                );
                 let mut io = io.map_err(connect_error_of_queue)?;
                 if !self.handle.lock_info().data_digest {
                     io.allow_in_place_reads();
@@ -262,6 +268,8 @@ impl TargetConnection {
                 self.end.set_queue_kind(QueueKind::Io { entries, flow_control });
                 self.publish_queue_info(io.association(), qid);
                 self.commands.set_buffer_access(BufferAccess::Pool, memory.as_host_memory());
+                // After the queue was registered, so that no later change is missed.
+                io.fetch_slow_io(&mut self.commands);
                 self.role = ConnectionRole::Io(Box::new(io));
                 cntlid
             }
