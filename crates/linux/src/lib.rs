@@ -86,6 +86,7 @@ pub mod process_log;
 pub mod process_stats;
 pub mod pty;
 mod random;
+pub mod running_processes;
 pub mod runtime_directory;
 pub mod sandbox;
 pub mod secret_memory;

@@ -23,6 +23,7 @@ use rustix::net::{
 };
 use tenmil_base::Span;
 
+use crate::running_processes::linked_pid;
 use crate::runtime_directory::RuntimeDirectory;
 
 /// Listening Unix socket.
@@ -30,6 +31,8 @@ use crate::runtime_directory::RuntimeDirectory;
 pub struct LocalListener {
     socket: UnixListener,
     path: PathBuf,
+    /// Link that names the process.
+    link: Option<PathBuf>,
     /// Inode of the socket file, so that only this listener's file is removed on drop.
     inode: (u64, u64),
 }
@@ -62,6 +65,8 @@ pub enum RecvResult {
     Eof,
 }
 
+/// Longest name of a process.
+const INSTANCE_LEN_MAX: usize = 64;
 /// Control buffer for more descriptors than any sender here passes at once.
 const FILES_SPACE: usize = rustix::cmsg_space!(ScmRights(64));
 
@@ -86,13 +91,36 @@ impl LocalListener {
         let prepared = restrict_socket_file(&socket, &unnamed)
             .and_then(|inode| std::fs::rename(&unnamed, &path).map(|()| inode));
         match prepared {
-            Ok(inode) => Ok(Self { socket, path, inode }),
+            Ok(inode) => Ok(Self { socket, path, link: None, inode }),
             Err(error) => {
                 // The first error is the more useful one.
                 let _ = std::fs::remove_file(&unnamed);
                 Err(error)
             }
         }
+    }
+
+    /// Names the process: a link of that name leads to its socket until the listener is dropped.
+    ///
+    /// # Errors
+    ///
+    /// `AddrInUse` if a live process has this name, `InvalidInput` if it is no name, or the error of
+    /// the system call.
+    pub fn set_instance(&mut self, directory: &RuntimeDirectory, name: &str) -> io::Result<()> {
+        check_instance_name(name)?;
+        let link = directory.link_of(name);
+        let other = linked_pid(&link).filter(|pid| directory.socket_of(*pid) != self.path);
+        if other.is_some_and(|pid| directory.is_listening_or_remove(pid)) {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        // Renamed over the link of a dead process, so that the name always leads somewhere.
+        let target = self.path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let unnamed = directory.path().join(format!(".{name}"));
+        let _ = std::fs::remove_file(&unnamed);
+        std::os::unix::fs::symlink(target, &unnamed)?;
+        std::fs::rename(&unnamed, &link)?;
+        self.link = Some(link);
+        Ok(())
     }
 
     /// Path of the socket.
@@ -119,6 +147,22 @@ impl LocalListener {
     }
 }
 
+/// Names are those of files, and differ from process identifiers.
+fn check_instance_name(name: &str) -> io::Result<()> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let is_name = (1..=INSTANCE_LEN_MAX).contains(&name.len())
+        && name.bytes().all(is_allowed)
+        && name.bytes().any(|byte| !byte.is_ascii_digit())
+        && !name.starts_with(['.', '-']);
+    if is_name {
+        return Ok(());
+    }
+    let text = format!(
+        "no name, expected 1 to {INSTANCE_LEN_MAX} letters, digits, `-`, `_` and `.`, not only digits"
+    );
+    Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+}
+
 /// Restricts the socket to its owner and returns the identity of its file.
 fn restrict_socket_file(socket: &UnixListener, path: &Path) -> io::Result<(u64, u64)> {
     std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
@@ -133,6 +177,11 @@ fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Drop for LocalListener {
     fn drop(&mut self) {
+        if let Some(link) = &self.link
+            && std::fs::read_link(link).ok().as_deref() == self.path.file_name().map(Path::new)
+        {
+            let _ = std::fs::remove_file(link);
+        }
         if file_identity(&self.path).is_ok_and(|inode| inode == self.inode) {
             // A stale socket is removed by the next search.
             let _ = std::fs::remove_file(&self.path);
@@ -346,6 +395,12 @@ impl From<OwnedFd> for LocalConnection {
     }
 }
 
+impl From<LocalConnection> for OwnedFd {
+    fn from(connection: LocalConnection) -> Self {
+        connection.stream.into()
+    }
+}
+
 impl AsFd for LocalConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
@@ -479,6 +534,28 @@ mod tests {
         drop(UnixListener::bind(directory.path().join(".4")).unwrap());
         let next = LocalListener::bind(&directory, 4).unwrap();
         LocalConnection::connect(next.path(), TIME_LIMIT).unwrap();
+    }
+
+    #[test]
+    fn name_of_a_process_leads_to_its_socket_and_is_of_one_live_process() {
+        let (_root, directory) = test_directory();
+        let link = directory.link_of("db");
+        let mut first = LocalListener::bind(&directory, 4).unwrap();
+        first.set_instance(&directory, "db").unwrap();
+        LocalConnection::connect(&link, TIME_LIMIT).unwrap();
+        let mut second = LocalListener::bind(&directory, 5).unwrap();
+        let refused = second.set_instance(&directory, "db").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        assert!(!link.is_symlink());
+        // A process that was killed.
+        std::os::unix::fs::symlink("9.sock", &link).unwrap();
+        second.set_instance(&directory, "db").unwrap();
+        assert_eq!(std::fs::read_link(&link).unwrap().to_str(), Some("5.sock"));
+        for name in ["", "7", ".a", "-a", "a/b", "a b", "ä", &"x".repeat(65)] {
+            let refused = second.set_instance(&directory, name).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput, "{name}");
+        }
     }
 
     #[test]

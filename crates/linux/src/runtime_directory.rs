@@ -1,9 +1,11 @@
 //! Runtime directory: sockets of one user's running processes.
 //!
 //! ```text
+//!   $TENMIL_RUNTIME_DIR/         0700, own user     if that variable is set
 //!   $XDG_RUNTIME_DIR/tenmil/     0700, own user     if that directory exists and is the user's
 //!   /tmp/tenmil-UID/             0700, own user     otherwise
 //!     4711.sock                  0600               a listening process
+//!     NAME.sock -> 4711.sock                        its name, if it was given one
 //! ```
 //!
 //! Access to the directory is access to the sockets. Therefore it is rejected unless it is a
@@ -46,13 +48,18 @@ pub enum PathProblem {
     Mode(u32),
 }
 
-const SUFFIX: &str = ".sock";
+/// Variable that names the directory.
+pub const DIRECTORY_VARIABLE: &str = "TENMIL_RUNTIME_DIR";
+pub(crate) const SUFFIX: &str = ".sock";
 /// A listener whose backlog stays full for this long counts as busy.
-const CONNECT_TIMEOUT: Span = Span::from_ms(100);
+pub(crate) const CONNECT_TIMEOUT: Span = Span::from_ms(100);
 
 impl RuntimeDirectory {
     /// Directory of the user of this process. Created if missing.
     pub fn of_user() -> Result<Self, RuntimeDirectoryError> {
+        if let Some(path) = std::env::var_os(DIRECTORY_VARIABLE) {
+            return Self::at_path(path);
+        }
         let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         Self::at_path(select_path(session.as_deref(), current_uid(), Path::new("/tmp")))
     }
@@ -74,6 +81,11 @@ impl RuntimeDirectory {
     /// Socket path of process `pid`.
     pub fn socket_of(&self, pid: u32) -> PathBuf {
         self.path.join(format!("{pid}{SUFFIX}"))
+    }
+
+    /// Path of the link that names a process.
+    pub fn link_of(&self, instance: &str) -> PathBuf {
+        self.path.join(format!("{instance}{SUFFIX}"))
     }
 
     /// Identifiers of the processes that listen here, ascending. Removes the sockets of dead

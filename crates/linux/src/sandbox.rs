@@ -40,7 +40,8 @@ pub use self::landlock::{NetworkRules, PathAccess, PathRule};
 use self::landlock::{Ruleset, abi_version, is_permitted};
 use self::other_threads::{ThreadJobResult, run_on_other_threads};
 pub use self::service_user::{
-    ServiceUser, give_path_to_service_user, give_to_service_user, intend_user, service_uid,
+    ServiceUser, find_group, give_path_to_service_user, give_to_service_user, intend_user,
+    service_uid,
 };
 pub use self::system_calls::{AllowedCalls, CallGroup, SocketFamilies};
 

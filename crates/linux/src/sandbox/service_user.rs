@@ -174,7 +174,12 @@ fn find_user(name: &str) -> Result<Option<(String, u32, u32)>, String> {
     Ok(Some((name.to_string_lossy().into_owned(), entry.pw_uid, entry.pw_gid)))
 }
 
-fn find_group(name: &str) -> Result<Option<u32>, String> {
+/// Identifier of a group, by its name or number; none if there is no such group.
+///
+/// # Errors
+///
+/// If the group database cannot be read.
+pub fn find_group(name: &str) -> Result<Option<u32>, String> {
     if let Ok(gid) = name.parse() {
         return Ok(Some(gid));
     }

@@ -82,6 +82,17 @@ impl StreamListener {
         Ok(Self { socket, address: ListenAddress::Tcp(found), inode: None })
     }
 
+    /// Lets the members of a group connect to a Unix socket: it gets that group and mode 0660.
+    ///
+    /// # Errors
+    ///
+    /// If this process may not give a file to the group.
+    pub fn allow_group(&self, group: u32) -> io::Result<()> {
+        let ListenAddress::Path(path) = &self.address else { return Ok(()) };
+        std::os::unix::fs::lchown(path, None, Some(group))?;
+        std::fs::set_permissions(path, Permissions::from_mode(0o660))
+    }
+
     /// Address, with the port that was selected.
     pub fn address(&self) -> &ListenAddress {
         &self.address
@@ -174,6 +185,21 @@ mod tests {
         assert_eq!(second.kind(), io::ErrorKind::AddrInUse, "{second}");
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn socket_of_a_group_has_its_group_and_mode() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("listener");
+        let group = std::fs::metadata(directory.path()).unwrap().gid();
+        let listener = StreamListener::open(&ListenAddress::Path(path.clone())).unwrap();
+        listener.allow_group(group).unwrap();
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.mode() & 0o777, found.gid()), (0o660, group));
+        if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+            let refused = listener.allow_group(0).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{refused}");
+        }
     }
 
     #[test]
