@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_rpc::fuzz::fuzz_rpc_connection(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tenmil_rpc::fuzz::fuzz_api_request(bytes));

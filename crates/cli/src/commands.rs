@@ -7,6 +7,7 @@
 mod apply;
 mod bind;
 mod config;
+mod control_options;
 mod copy;
 mod discover;
 mod doctor;
@@ -322,6 +323,7 @@ fn dispatch(
         Ok(CommandLine { command: Command::Listener(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
         Ok(CommandLine { command: Command::Sim(sim) }) => {
+            sim.control.prepare()?;
             (engines.sim)(&sim.options(), out)?;
             Ok(ExitCode::SUCCESS)
         }

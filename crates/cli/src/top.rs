@@ -34,19 +34,21 @@ mod terminal;
 mod terminal_screen;
 
 use tenmil_base::Span;
-use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::running_processes::ProcessSearch;
 use tenmil_rpc::RpcClient;
 
 use tenmil_base::Error;
 
-/// Watches process `pid`, or the only running one, on this terminal until the user quits.
+pub(crate) use sampling_thread::WatchedProcess;
+
+/// Watches the selected process, or the only running one, on this terminal until the user quits.
 pub(crate) fn run_live_view(
-    directory: RuntimeDirectory,
-    pid: Option<u32>,
+    search: ProcessSearch,
+    selected: Option<WatchedProcess>,
     interval: Span,
     is_coloured: bool,
 ) -> Result<(), Error> {
-    let link = sampling_thread::SamplerHandle::start(directory, pid, interval)?;
+    let link = sampling_thread::SamplerHandle::start(search, selected, interval)?;
     terminal_screen::run_screen(&link, draw_screen::ScreenTheme { is_coloured })
 }
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::{Event, EventKind, ProcessParts, ProgramInfo, RpcServer, TABLE, event_channel};
 
-/// A runtime directory of our own, as `XDG_RUNTIME_DIR` names it.
+/// A runtime directory of our own, as `TENMIL_RUNTIME_DIR` names it.
 struct TestRuntimeDirectory {
     root: tempfile::TempDir,
     directory: RuntimeDirectory,
@@ -33,7 +33,7 @@ impl TestRuntimeDirectory {
 
     fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-        command.args(line.split_whitespace()).env("XDG_RUNTIME_DIR", self.root.path());
+        command.args(line.split_whitespace()).env("TENMIL_RUNTIME_DIR", self.directory.path());
         command
     }
 
@@ -95,6 +95,36 @@ fn none_or_several_processes_are_rejected_by_exit_code_and_listed() {
     assert!(several.contains(&format!("{} (", std::process::id())), "{several}");
     assert!(world.stdout_of_success("get process --pid 4294967295").contains("9.9.9"));
     assert!(world.stderr_of_usage_error("get process --pid 1").contains("--pid 1: "));
+}
+
+#[test]
+fn process_is_found_by_its_name_and_by_its_socket() {
+    let world = TestRuntimeDirectory::new();
+    let socket = world.root.path().join("control");
+    let shown = socket.display();
+    let line = format!("perf emu:null -q 1 -t 600 --instance db --control {shown}");
+    let run = world.start_until_listening(&line);
+    let pid = run.child.id();
+    for selector in ["--instance db".to_owned(), format!("--control {shown}"), String::new()] {
+        let line = format!("get process --json {selector}");
+        let json: Value = serde_json::from_str(&world.stdout_of_success(&line)).unwrap();
+        assert_eq!(json["pid"], pid, "{selector}");
+    }
+    let by_variable = world.command("get process --json").env("TENMIL_CONTROL", &socket).output();
+    assert!(by_variable.unwrap().status.success());
+    let listed: Value = serde_json::from_str(&world.stdout_of_success("list --json")).unwrap();
+    assert_eq!(listed["processes"][0]["instance"], "db");
+    let refused = world.stderr_of_usage_error("get process --instance other");
+    assert!(refused.starts_with("error: --instance other: it is no tenmil process"), "{refused}");
+    assert!(refused.contains("(db: "), "{refused}");
+    let refused = world.stderr_of_usage_error(&format!("perf emu:null -t 600 --control {shown}"));
+    assert!(refused.contains("in use by another process"), "{refused}");
+    let refused = world.stderr_of_usage_error("perf emu:null --control-listen 0.0.0.0:1");
+    assert!(refused.contains("can be reached from other machines"), "{refused}");
+    drop(run);
+    let refused = world.run(&format!("get process --control {shown}"));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("no process listens there"), "{text}");
 }
 
 #[test]

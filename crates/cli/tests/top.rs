@@ -61,7 +61,7 @@ impl TopTest {
 
     fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-        command.args(line.split_whitespace()).env("XDG_RUNTIME_DIR", self.root.path());
+        command.args(line.split_whitespace()).env("TENMIL_RUNTIME_DIR", self.directory.path());
         command
     }
 
@@ -201,7 +201,7 @@ fn nohup_is_respected() {
     let program = env!("CARGO_BIN_EXE_tenmil");
     let line = format!("trap '' HUP; exec {program} top --interval 50ms");
     let mut command = Command::new("sh");
-    command.args(["-c", &line]).env("XDG_RUNTIME_DIR", world.root.path());
+    command.args(["-c", &line]).env("TENMIL_RUNTIME_DIR", world.directory.path());
     let mut child = terminal.run(command);
     terminal.await_raw();
     terminal.await_shown("heart");

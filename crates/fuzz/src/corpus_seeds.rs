@@ -23,7 +23,7 @@ pub(crate) fn all_seeds() -> Vec<CorpusSeed> {
     of("wire", wire_seeds())
         .chain(of("controller", controller_seeds()))
         .chain(of("front", front_end_seeds()))
-        .chain(of("control", control_connection_seeds()))
+        .chain(of("control", api_request_seeds()))
         .chain(of("block", block_seeds()))
         .chain(of("signatures", device_signature_seeds()))
         .chain(of("nbd", nbd_seeds()))
@@ -149,20 +149,24 @@ fn front_end_seeds() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Lines of a control connection: requests and replies.
-fn control_connection_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let requests = [
-        r#"{"id":1,"method":"methods"}"#,
-        r#"{"id":"two","method":"set_poll","parameters":{"mode":"always","reactor":0}}"#,
-        r#"{"id":3,"method":"threads","parameters":{"name":"submit-0"}}"#,
-        r#"{"id":4,"method":"events","parameters":{}}"#,
-    ];
-    let replies = [
-        r#"{"id":1,"answer":[{"name":"methods"}]}"#,
-        r#"{"id":2,"error":{"code":"not_found","category":"usage","message":"no","hint":"yes"}}"#,
-        r#"{"event":{"kind":"set","time":"2024-02-29T12:34:56.789000Z","monotonic_ns":5,"text":"","about":{}}}"#,
-    ];
-    vec![("requests", join_lines(&requests)), ("replies", join_lines(&replies))]
+/// Requests to the HTTP API, `VERB TARGET` and a body; a response, and events.
+fn api_request_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let events = ": subscribed\n\nevent: set\ndata: {\"kind\":\"set\",\"time\":\"\",\"monotonic_ns\":5,\
+                  \"text\":\"\",\"about\":{}}\n\n";
+    let response = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\
+                    transfer-encoding: chunked\r\n\r\n3\r\n{}\n\r\n0\r\n\r\n";
+    let refused = "HTTP/1.1 404 Not Found\r\ncontent-length: 12\r\n\r\n{\"error\":{}}";
+    [
+        ("get", "GET /v1/threads?name=submit%2D0"),
+        ("post", "POST /v1/poll\n{\"mode\":\"always\",\"reactor\":0}"),
+        ("events", "GET /v1/events?kind=set&kind=shutdown"),
+        ("path", "DELETE /v1/namespaces/nqn.2026-01.org.tenmil%3Adisk/1?force=true"),
+        ("event-stream", events),
+        ("response", response),
+        ("refused", refused),
+    ]
+    .map(|(name, text)| (name, text.as_bytes().to_vec()))
+    .to_vec()
 }
 
 /// Segmentation of the stream, then the client's data: handshake and requests.
@@ -250,10 +254,6 @@ fn tcp_controller_seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("writes", with(0, &writes)),
         ("writes-aligned-with-digests", with(0x3b, &writes)),
     ]
-}
-
-fn join_lines(lines: &[&str]) -> Vec<u8> {
-    lines.iter().flat_map(|line| format!("{line}\n").into_bytes()).collect()
 }
 
 /// Device URIs, rules and quantities.

@@ -30,7 +30,7 @@ const TARGETS: [FuzzTarget; 18] = [
         feed: tenmil_nvme_controller::controller::fuzz_admin_commands,
     },
     FuzzTarget { name: "front", feed: tenmil_nvme_controller::fuzz::fuzz_memory_transport },
-    FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_rpc_connection },
+    FuzzTarget { name: "control", feed: tenmil_rpc::fuzz::fuzz_api_request },
     FuzzTarget { name: "block", feed: tenmil_block::fuzz::fuzz_uri },
     FuzzTarget { name: "signatures", feed: tenmil_block::fuzz::fuzz_device_edges },
     FuzzTarget { name: "nbd", feed: tenmil_serve::nbd::fuzz::fuzz_nbd_connection },

@@ -146,7 +146,7 @@ pub fn parse_command_line_words(
     Ok(given)
 }
 
-fn invalid_argument(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
+pub(crate) fn invalid_argument(method: &Method, parameter: &Parameter, why: &str) -> RpcError {
     let message = format!("{}: {} {why}", method.command_line_name(), parameter.name);
     RpcError::usage(ErrorCode::BadValue, message)
 }

@@ -1,58 +1,79 @@
 //! Client side of the control socket. Every wait has a timeout.
+//!
+//! Requests are sent one after the other on one connection, which is opened again if the process has
+//! closed it meanwhile. Events have a connection of their own.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::Clock;
 use tenmil_linux::local_socket::{LocalConnection, RecvResult};
 
-use crate::error::{ErrorCode, RpcError};
-use crate::reply_parser::{Reply, ReplyParser};
-use crate::request::{Request, RequestId};
+use crate::error::{ErrorCode, RpcError, quote_untrusted};
+use crate::http_response::{EventStreamParser, ResponseHead, ResponseParser};
+use crate::method::{MethodKind, MethodRegistry};
+use crate::methods::TABLE;
+use crate::route::{EncodedRequest, RouteTable};
+use crate::strict_json;
 
 /// Connection to a running process.
 #[derive(Debug)]
 pub struct RpcClient {
-    connection: LocalConnection,
-    replies: ReplyParser,
-    /// Events received while waiting for a response.
-    events: VecDeque<Value>,
+    path: PathBuf,
+    routes: Routes,
+    /// Connection without a request in progress.
+    connection: Option<LocalConnection>,
+    events: Option<Box<EventConnection>>,
     clock: Clock,
-    last_id: u64,
 }
+
+/// Routes of the methods that a client may call.
+#[derive(Debug)]
+enum Routes {
+    /// Of all methods of the program.
+    Program,
+    /// Of another table.
+    Own(Box<RouteTable>),
+}
+
+/// Connection that receives events.
+#[derive(Debug)]
+struct EventConnection {
+    connection: LocalConnection,
+    response: ResponseParser,
+    stream: EventStreamParser,
+    events: VecDeque<Value>,
+}
+
+static PROGRAM_ROUTES: LazyLock<RouteTable> = LazyLock::new(|| RouteTable::new(&TABLE));
 
 impl RpcClient {
     /// Connects to the process that listens at `path`.
     pub fn connect(path: &Path, time_limit: Span) -> Result<Self, RpcError> {
-        let connection = LocalConnection::connect(path, time_limit).map_err(|error| {
-            let shown = path.display();
-            match error.kind() {
-                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::usage(
-                    ErrorCode::NoProcess,
-                    format!("connect {shown}: no process listens there"),
-                ),
-                io::ErrorKind::WouldBlock => RpcError::remote(
-                    ErrorCode::Timeout,
-                    format!("connect {shown}: not accepted within {time_limit}"),
-                ),
-                _ => RpcError::environment(ErrorCode::Failed, format!("connect {shown}: {error}")),
-            }
-        })?;
+        let connection = connect_socket(path, time_limit)?;
         Ok(Self {
-            connection,
-            replies: ReplyParser::new(),
-            events: VecDeque::new(),
+            path: path.to_owned(),
+            routes: Routes::Program,
+            connection: Some(connection),
+            events: None,
             clock: crate::event::event_clock(),
-            last_id: 0,
         })
     }
 
-    /// Calls a method and waits for its response, at most for `time_limit`. Events that arrive
-    /// meanwhile are queued.
+    /// Calls methods of another table than the program's.
+    #[must_use]
+    pub fn with_table(mut self, table: &'static MethodRegistry) -> Self {
+        self.routes = Routes::Own(Box::new(RouteTable::new(table)));
+        self
+    }
+
+    /// Calls a method, by its name in [`MethodRegistry::find`], and waits for its response, at most for
+    /// `time_limit`.
     pub fn call_method(
         &mut self,
         method: &str,
@@ -71,120 +92,242 @@ impl RpcClient {
         time_limit: Span,
     ) -> Result<Value, RpcError> {
         let end = self.clock.now().after(time_limit);
-        self.last_id += 1;
-        let id = RequestId::Number(self.last_id);
-        let request = Request { id, method: method.to_owned(), parameters };
-        self.send(&request.to_line(), files, end)?;
-        loop {
-            match self.next_reply(end)? {
-                Some(Reply::Event(event)) => self.events.push_back(event),
-                // An error without an id concerns the connection, and so this request too.
-                Some(Reply::Response { id, result }) if id.is_none_or(|id| id == self.last_id) => {
-                    return result;
-                }
-                // Response to a call that timed out.
-                Some(Reply::Response { .. }) => {}
-                None => {
-                    let message = format!("{method}: no response within {time_limit}");
-                    return Err(RpcError::remote(ErrorCode::Timeout, message));
-                }
-            }
+        let routes = self.routes();
+        let found = routes.table().find(method)?;
+        let request = routes.encode(found, parameters)?;
+        let late = || {
+            let message = format!("{method}: no response within {time_limit}");
+            RpcError::remote(ErrorCode::Timeout, message)
+        };
+        if found.verb == MethodKind::Subscribe {
+            return self.subscribe(&request, end, late);
         }
+        let connection = self.idle_connection(end)?;
+        let mut exchange = Exchange::new(&connection, self.clock, end);
+        exchange.send(&request_bytes(&request), files)?;
+        if !exchange.receive_until(ResponseParser::is_complete)? {
+            return Err(late());
+        }
+        let mut response = exchange.response;
+        let Some(ResponseHead { status, closes }) = response.head().cloned() else {
+            return Err(late());
+        };
+        if !closes {
+            self.connection = Some(connection);
+        }
+        parse_result(status, &response.take_body())
     }
 
     /// Returns the next event that arrives within `time_limit`. Requires a call of `events` first.
     pub fn next_event(&mut self, time_limit: Span) -> Result<Option<Value>, RpcError> {
-        if let Some(event) = self.events.pop_front() {
-            return Ok(Some(event));
-        }
+        let Some(subscribed) = &mut self.events else { return Ok(None) };
         let end = self.clock.now().after(time_limit);
         loop {
-            match self.next_reply(end)? {
-                Some(Reply::Event(event)) => return Ok(Some(event)),
-                Some(Reply::Response { id: None, result }) => {
-                    result?;
-                }
-                Some(Reply::Response { .. }) => {}
-                None => return Ok(None),
+            if let Some(event) = subscribed.events.pop_front() {
+                return Ok(Some(event));
+            }
+            let body = subscribed.response.take_body();
+            subscribed.stream.receive(&body, &mut subscribed.events)?;
+            if !subscribed.events.is_empty() {
+                continue;
+            }
+            if subscribed.response.is_complete() {
+                return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
+            }
+            let response = &mut subscribed.response;
+            if !receive_some(&subscribed.connection, response, self.clock, end)? {
+                return Ok(None);
             }
         }
     }
 
-    fn send(
+    fn routes(&self) -> &RouteTable {
+        match &self.routes {
+            Routes::Program => &PROGRAM_ROUTES,
+            Routes::Own(routes) => routes,
+        }
+    }
+
+    /// Opens the stream of events. It is open when the head of the response arrives.
+    fn subscribe(
         &mut self,
-        line: &[u8],
-        mut files: &[BorrowedFd<'_>],
+        request: &EncodedRequest,
         end: Instant,
-    ) -> Result<(), RpcError> {
-        let mut rest = line;
+        late: impl Fn() -> RpcError,
+    ) -> Result<Value, RpcError> {
+        let connection = connect_socket(&self.path, end.since(self.clock.now()))?;
+        let mut exchange = Exchange::new(&connection, self.clock, end);
+        exchange.send(&request_bytes(request), &[])?;
+        let has_begun = |response: &ResponseParser| match response.head() {
+            Some(head) => head.status == 200 || response.is_complete(),
+            None => false,
+        };
+        if !exchange.receive_until(has_begun)? {
+            return Err(late());
+        }
+        let mut response = exchange.response;
+        match response.head() {
+            Some(head) if head.status != 200 => {
+                let status = head.status;
+                parse_result(status, &response.take_body())
+            }
+            _ => {
+                let (stream, events) = (EventStreamParser::default(), VecDeque::new());
+                let subscribed = EventConnection { connection, response, stream, events };
+                self.events = Some(Box::new(subscribed));
+                Ok(json!({}))
+            }
+        }
+    }
+
+    /// The connection, or a new one if the process has closed it meanwhile.
+    fn idle_connection(&mut self, end: Instant) -> Result<LocalConnection, RpcError> {
+        if let Some(connection) = self.connection.take()
+            && matches!(connection.receive(&mut [0]), Ok(RecvResult::WouldBlock))
+        {
+            return Ok(connection);
+        }
+        connect_socket(&self.path, end.since(self.clock.now()))
+    }
+}
+
+/// Request and response on a connection.
+struct Exchange<'a> {
+    connection: &'a LocalConnection,
+    response: ResponseParser,
+    clock: Clock,
+    end: Instant,
+}
+
+impl<'a> Exchange<'a> {
+    fn new(connection: &'a LocalConnection, clock: Clock, end: Instant) -> Self {
+        Self { connection, response: ResponseParser::default(), clock, end }
+    }
+
+    fn send(&mut self, bytes: &[u8], mut files: &[BorrowedFd<'_>]) -> Result<(), RpcError> {
+        let mut rest = bytes;
         while !rest.is_empty() {
             let sent = match self.connection.send_files(rest, files) {
                 Ok(sent) => sent,
-                Err(error) => {
-                    return Err(self
-                        .final_error()
-                        .unwrap_or_else(|| connection_closed_error(&error)));
-                }
+                Err(error) => return self.final_error(&error),
             };
             rest = &rest[sent..];
             files = if sent > 0 { &[] } else { files };
-            if sent == 0 && !self.wait_until_ready(LocalConnection::wait_to_send, end)? {
-                return Err(RpcError::remote(
-                    ErrorCode::Timeout,
-                    "send: it takes nothing any more",
-                ));
+            let wait = LocalConnection::wait_to_send;
+            if sent == 0 && !wait_until_ready(self.connection, wait, self.clock, self.end)? {
+                let text = "send: it takes nothing any more";
+                return Err(RpcError::remote(ErrorCode::Timeout, text));
             }
         }
         Ok(())
     }
 
-    /// Error that the server sent before it closed the connection, if any.
-    fn final_error(&mut self) -> Option<RpcError> {
-        loop {
-            match self.next_reply(self.clock.now()).ok()?? {
-                Reply::Response { id: None, result } => return result.err(),
-                Reply::Response { .. } | Reply::Event(_) => {}
-            }
+    /// Error that the server sent before it closed the connection, or else `error`.
+    fn final_error(&mut self, error: &io::Error) -> Result<(), RpcError> {
+        self.end = self.clock.now();
+        if let Ok(true) = self.receive_until(ResponseParser::is_complete)
+            && let Some(status) = self.response.head().map(|head| head.status)
+        {
+            parse_result(status, &self.response.take_body())?;
         }
+        Err(connection_closed_error(error))
     }
 
-    /// Next response or event, or `None` at the deadline.
-    fn next_reply(&mut self, end: Instant) -> Result<Option<Reply>, RpcError> {
-        let mut bytes = [0; 16 << 10];
-        loop {
-            if let Some(reply) = self.replies.next_reply() {
-                return Ok(Some(reply));
-            }
-            match self
-                .connection
-                .receive(&mut bytes)
-                .map_err(|error| connection_closed_error(&error))?
-            {
-                RecvResult::Bytes(count) => self.replies.receive(&bytes[..count])?,
-                RecvResult::Eof => {
-                    return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
-                }
-                RecvResult::WouldBlock
-                    if !self.wait_until_ready(LocalConnection::wait_to_receive, end)? =>
-                {
-                    return Ok(None);
-                }
-                RecvResult::WouldBlock => {}
-            }
-        }
-    }
-
-    /// Waits for the socket. Returns whether to try again before `end`.
-    fn wait_until_ready(
-        &self,
-        wait: fn(&LocalConnection, Span) -> io::Result<bool>,
-        end: Instant,
+    /// Receives until `is_enough`. Returns false at the deadline.
+    fn receive_until(
+        &mut self,
+        is_enough: impl Fn(&ResponseParser) -> bool,
     ) -> Result<bool, RpcError> {
-        let left = end.since(self.clock.now());
-        let ready =
-            wait(&self.connection, left).map_err(|error| connection_closed_error(&error))?;
-        Ok(ready || self.clock.now() < end)
+        while !is_enough(&self.response) {
+            if !receive_some(self.connection, &mut self.response, self.clock, self.end)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
+}
+
+/// Receives once. Returns false at the deadline.
+fn receive_some(
+    connection: &LocalConnection,
+    response: &mut ResponseParser,
+    clock: Clock,
+    end: Instant,
+) -> Result<bool, RpcError> {
+    let mut bytes = [0; 16 << 10];
+    let received = connection.receive(&mut bytes);
+    match received.map_err(|error| connection_closed_error(&error))? {
+        RecvResult::Bytes(count) => response.receive(&bytes[..count])?,
+        RecvResult::Eof if response.handle_stream_end() => {}
+        RecvResult::Eof => {
+            return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
+        }
+        RecvResult::WouldBlock => {
+            return wait_until_ready(connection, LocalConnection::wait_to_receive, clock, end);
+        }
+    }
+    Ok(true)
+}
+
+/// Waits for the socket. Returns whether to try again before `end`.
+fn wait_until_ready(
+    connection: &LocalConnection,
+    wait: fn(&LocalConnection, Span) -> io::Result<bool>,
+    clock: Clock,
+    end: Instant,
+) -> Result<bool, RpcError> {
+    let left = end.since(clock.now());
+    let ready = wait(connection, left).map_err(|error| connection_closed_error(&error))?;
+    Ok(ready || clock.now() < end)
+}
+
+fn connect_socket(path: &Path, time_limit: Span) -> Result<LocalConnection, RpcError> {
+    LocalConnection::connect(path, time_limit).map_err(|error| {
+        let shown = path.display();
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::usage(
+                ErrorCode::NoProcess,
+                format!("connect {shown}: no process listens there"),
+            ),
+            io::ErrorKind::WouldBlock => RpcError::remote(
+                ErrorCode::Timeout,
+                format!("connect {shown}: not accepted within {time_limit}"),
+            ),
+            _ => RpcError::environment(ErrorCode::Failed, format!("connect {shown}: {error}")),
+        }
+    })
+}
+
+/// Bytes of a request.
+fn request_bytes(request: &EncodedRequest) -> Vec<u8> {
+    let EncodedRequest { verb, target, body } = request;
+    let mut head = format!("{} {target} HTTP/1.1\r\nhost: tenmil\r\n", verb.name());
+    if let Some(body) = body {
+        head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+    }
+    head += "\r\n";
+    let mut bytes = head.into_bytes();
+    bytes.extend_from_slice(body.as_deref().unwrap_or_default());
+    bytes
+}
+
+/// Result of a method, or its error.
+fn parse_result(status: u16, body: &[u8]) -> Result<Value, RpcError> {
+    let parsed = strict_json::parse_json(body);
+    match parsed {
+        Ok(value) if (200..300).contains(&status) => Ok(value),
+        Ok(value) => match value.get("error").and_then(RpcError::from_json) {
+            Some(refusal) => Err(refusal),
+            None => Err(unexpected_response(status, body)),
+        },
+        Err(_) => Err(unexpected_response(status, body)),
+    }
+}
+
+fn unexpected_response(status: u16, body: &[u8]) -> RpcError {
+    let shown = quote_untrusted(&String::from_utf8_lossy(&body[..body.len().min(200)]));
+    let text = format!("response: status {status} with {shown}, expected JSON");
+    RpcError::remote(ErrorCode::NotJson, text)
 }
 
 fn connection_closed_error(error: &io::Error) -> RpcError {

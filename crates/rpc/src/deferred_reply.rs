@@ -1,8 +1,7 @@
 //! Deferred responses.
 //!
 //! A method's function must not block. A method that takes a while registers a deferred response,
-//! which another thread completes. The connection that sent the request processes its next request
-//! only then; other connections are not affected.
+//! which another thread completes. The response is sent then; other connections are not affected.
 
 use std::cell::RefCell;
 use std::task::Poll;
@@ -61,6 +60,7 @@ impl DeferredReplySlot {
 
 impl PendingReply {
     /// Whether the response is available.
+    #[cfg(test)]
     pub(crate) fn is_available(&self) -> bool {
         self.0.is_complete()
     }

@@ -21,12 +21,16 @@ pub struct RpcError {
 /// Error code. Codes never change their meaning; new ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
-    /// The line is not JSON.
+    /// The body is not JSON.
     NotJson,
-    /// The line is JSON but not a request.
+    /// The request is malformed.
     NotARequest,
-    /// No method has this name.
+    /// No method has this name or path.
     NoSuchMethod,
+    /// The path exists, but not with this HTTP method.
+    WrongVerb,
+    /// The media type of the body is not JSON.
+    WrongMediaType,
     /// The method has no parameter of this name.
     NoSuchParameter,
     /// A required parameter is missing.
@@ -37,13 +41,15 @@ pub enum ErrorCode {
     NotFound,
     /// The operation failed.
     Failed,
-    /// The line exceeds the length limit.
-    LineTooLong,
-    /// A line was not completed in time, or a response did not arrive in time.
+    /// The body exceeds the length limit.
+    TooLarge,
+    /// A request was not completed in time, or a response did not arrive in time.
     Timeout,
     /// The connection limit is reached.
     Busy,
-    /// The user has no permission.
+    /// The request has no token, or a wrong one.
+    NoToken,
+    /// The user or the origin has no permission.
     NotAllowed,
     /// No process can be reached, or there are several and none was selected.
     NoProcess,
@@ -54,41 +60,71 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// All codes with name and meaning.
-    pub const ALL: [(Self, &'static str, &'static str); 14] = [
-        (Self::NotJson, "parse_error", "the line is not valid JSON, or a member is duplicated"),
-        (Self::NotARequest, "invalid_request", "the line is JSON but not a request"),
-        (Self::NoSuchMethod, "method_not_found", "no method has this name"),
-        (Self::NoSuchParameter, "unknown_parameter", "the method has no parameter with this name"),
-        (Self::MissingParameter, "missing_parameter", "a required parameter is missing"),
-        (Self::BadValue, "invalid_value", "the value of a parameter is invalid"),
-        (Self::NotFound, "not_found", "the object of the method does not exist in this process"),
-        (Self::Failed, "failed", "the operation failed"),
-        (Self::LineTooLong, "line_too_long", "the line is too long; the connection is closed"),
-        (Self::Timeout, "timeout", "a line was not completed in time; the connection is closed"),
-        (Self::Busy, "busy", "the connection limit is reached; the connection is closed"),
-        (Self::NotAllowed, "not_allowed", "the user has no permission; the connection is closed"),
+    /// All codes with name, HTTP status and meaning.
+    pub const ALL: [(Self, &'static str, u16, &'static str); 17] = [
+        (
+            Self::NotJson,
+            "parse_error",
+            400,
+            "the body is not one JSON object, or a member is duplicated",
+        ),
+        (Self::NotARequest, "invalid_request", 400, "the request is malformed"),
+        (Self::NoSuchMethod, "method_not_found", 404, "no method has this name or path"),
+        (Self::WrongVerb, "wrong_verb", 405, "the path does not have this HTTP method"),
+        (Self::WrongMediaType, "wrong_media_type", 415, "the body is not `application/json`"),
+        (
+            Self::NoSuchParameter,
+            "unknown_parameter",
+            400,
+            "the method has no parameter with this name",
+        ),
+        (Self::MissingParameter, "missing_parameter", 400, "a required parameter is missing"),
+        (Self::BadValue, "invalid_value", 400, "the value of a parameter is invalid"),
+        (
+            Self::NotFound,
+            "not_found",
+            404,
+            "the object of the method does not exist in this process",
+        ),
+        (
+            Self::Failed,
+            "failed",
+            409,
+            "the operation failed; the status is 500 if the machine and 502 if a peer is the cause",
+        ),
+        (Self::TooLarge, "too_large", 413, "the body is too long; the connection is closed"),
+        (
+            Self::Timeout,
+            "timeout",
+            408,
+            "a request was not completed in time; the connection is closed",
+        ),
+        (Self::Busy, "busy", 503, "a limit is reached; repeat the request later"),
+        (Self::NoToken, "no_token", 401, "the request needs a token, or has a wrong one"),
+        (Self::NotAllowed, "not_allowed", 403, "the user or the origin has no permission"),
         (
             Self::NoProcess,
             "no_process",
+            503,
             "no process, or several, to connect to; reported by the client",
         ),
         (
             Self::ConnectionClosed,
             "connection_closed",
-            "the connection was closed by the process; reported by the client",
+            503,
+            "the process ends; or it closed the connection, reported by the client",
         ),
     ];
 
     /// Name of the code.
     pub fn name(self) -> &'static str {
         let row = Self::ALL.iter().find(|(code, ..)| *code == self);
-        row.map_or("unknown", |(_, name, _)| name)
+        row.map_or("unknown", |(_, name, ..)| name)
     }
 
     /// Code with this name.
     pub fn from_name(name: &str) -> Self {
-        let row = Self::ALL.iter().find(|(_, known, _)| *known == name);
+        let row = Self::ALL.iter().find(|(_, known, ..)| *known == name);
         row.map_or(Self::Unknown, |(code, ..)| *code)
     }
 }
@@ -114,6 +150,18 @@ impl RpcError {
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// Status of the HTTP response that has this error.
+    pub fn http_status(&self) -> u16 {
+        match (self.code, self.category) {
+            (ErrorCode::Failed, ErrorCategory::Environment) => 500,
+            (ErrorCode::Failed, ErrorCategory::Remote) => 502,
+            (code, _) => {
+                let row = ErrorCode::ALL.iter().find(|(known, ..)| *known == code);
+                row.map_or(500, |(_, _, status, _)| *status)
+            }
+        }
     }
 
     /// JSON value of the `"error"` member.
@@ -187,8 +235,9 @@ mod tests {
 
     #[test]
     fn every_error_code_has_a_unique_name_that_parses_back() {
-        for (code, name, meaning) in ErrorCode::ALL {
+        for (code, name, status, meaning) in ErrorCode::ALL {
             assert_eq!((code.name(), ErrorCode::from_name(name)), (name, code));
+            assert_eq!(RpcError::usage(code, "").http_status(), status);
             assert!(!meaning.is_empty());
         }
         assert_eq!(ErrorCode::from_name("of_a_later_version"), ErrorCode::Unknown);
@@ -208,6 +257,7 @@ mod tests {
         let odd = json!({"code": "connection_closed", "category": "nobody", "message": ""});
         assert_eq!(RpcError::from_json(&odd), None);
         assert_eq!(RpcError::usage(ErrorCode::Busy, "").category, ErrorCategory::Usage);
+        assert_eq!(RpcError::remote(ErrorCode::Failed, "").http_status(), 502);
     }
 
     #[test]

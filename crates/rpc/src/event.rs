@@ -31,8 +31,9 @@ pub struct Event {
     pub about: Value,
 }
 
-/// Event of a successful set method.
-pub(crate) const SET: EventKind = EventKind { name: "set", help: "a set method succeeded" };
+/// Event of a successful method that changes something.
+pub(crate) const SET: EventKind =
+    EventKind { name: "set", help: "a method that changes something succeeded" };
 /// Event for dropped events.
 pub(crate) const LOST: EventKind = EventKind {
     name: "events-dropped",
@@ -119,8 +120,9 @@ fn dropped_event(count: u64) -> Event {
 }
 
 impl Event {
-    /// JSON line of the event, with the times at which the server sends it.
-    pub(crate) fn to_line(&self, now: Instant, time: UtcTime) -> Vec<u8> {
+    /// The event as one of a stream of server-sent events, with the times at which the server sends
+    /// it. JSON text contains no line break, so the data are one line.
+    pub(crate) fn to_stream_text(&self, now: Instant, time: UtcTime) -> String {
         let event = json!({
             "kind": self.kind.name,
             "time": time.to_string(),
@@ -128,9 +130,7 @@ impl Event {
             "text": self.text,
             "about": self.about,
         });
-        let mut line = json!({ "event": event }).to_string().into_bytes();
-        line.push(b'\n');
-        line
+        format!("event: {}\ndata: {event}\n\n", self.kind.name)
     }
 }
 
@@ -180,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn event_is_one_json_line() {
+    fn event_is_sent_with_one_line_of_data() {
         let event = Event { text: "two\nlines".into(), ..test_event(0) };
-        let line = event.to_line(Instant { ns: 5 }, UtcTime { unix_us: 1_709_210_096_789_000 });
-        let text = String::from_utf8(line).unwrap();
-        assert_eq!(text.lines().count(), 1);
-        let value: Value = serde_json::from_str(&text).unwrap();
+        let time = UtcTime { unix_us: 1_709_210_096_789_000 };
+        let text = event.to_stream_text(Instant { ns: 5 }, time);
+        let data = text.strip_prefix("event: set\ndata: ").unwrap().strip_suffix("\n\n").unwrap();
+        assert_eq!(data.lines().count(), 1);
         let expected = json!({
             "kind": "set",
             "time": "2024-02-29T12:34:56.789000Z",
@@ -193,6 +193,6 @@ mod tests {
             "text": "two\nlines",
             "about": {},
         });
-        assert_eq!(value["event"], expected);
+        assert_eq!(serde_json::from_str::<Value>(data).unwrap(), expected);
     }
 }

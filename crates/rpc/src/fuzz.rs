@@ -1,40 +1,34 @@
-//! Fuzzer: feeds arbitrary bytes to both sides of a connection and checks the invariants.
+//! Fuzzer: feeds arbitrary bytes to both sides of the API and checks the invariants.
 
-use serde_json::Value;
-use tenmil_base::{Instant, Span};
+use serde_json::{Map, Value};
 
+use crate::api::{Api, ApiReply, ApiRequest, ApiResponse, JSON};
+use crate::arguments::Arguments;
+use crate::http_response::{EventStreamParser, ResponseParser};
+use crate::method::{Method, MethodKind};
 use crate::methods::SAME_EVERYWHERE;
+use crate::passed_fd::PassedFd;
 use crate::process_parts::ProcessParts;
-use crate::reply_parser::ReplyParser;
-use crate::request::Request;
-use crate::session::{LineResult, ServerContext, Session, SessionLimits};
+use crate::route::RouteTable;
 use crate::target_config::TargetConfig;
 
-/// Small limits, so that short inputs reach them.
-const LIMITS: SessionLimits = SessionLimits {
-    line_len_max: 512,
-    unsent_soft_max: 4096,
-    unsent_max: 1 << 20,
-    line_timeout: Span::from_secs(1),
-    send_timeout: Span::from_secs(1),
-    idle_timeout: Span::from_secs(100),
-};
-
-/// Feeds `bytes` to both sides of a connection.
+/// Feeds `bytes` to the server's side as a request, `VERB TARGET`, a line break and a body; to the
+/// client's side as a response; and to the parser of configuration files.
 ///
 /// # Panics
 ///
 /// If an invariant is violated: a bug of this crate, whatever the bytes are.
-pub fn fuzz_rpc_connection(bytes: &[u8]) {
-    let whole = run_session(bytes, usize::MAX);
-    // The responses must not depend on how the stream is fragmented.
-    let cut = bytes.first().map_or(1, |first| usize::from(first % 7) + 1);
-    assert_eq!(run_session(bytes, cut), whole, "cut every {cut} bytes");
-    // The reply parser must accept arbitrary input, and own requests must be parsed.
-    let _ = ReplyParser::new().receive(bytes);
-    if let Ok(request) = Request::parse_line(bytes) {
-        assert_eq!(Request::parse_line(&request.to_line()), Ok(request));
+pub fn fuzz_api_request(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once('\n').unwrap_or((&text, ""));
+    let (verb, target) = head.split_once(' ').unwrap_or(("GET", head));
+    let first = answer(verb, target, body.as_bytes());
+    assert_eq!(first, answer(verb, target, body.as_bytes()), "a repeated request");
+    if let Ok(Value::Object(parameters)) = serde_json::from_str(body) {
+        SAME_EVERYWHERE.methods().for_each(|method| check_round_trip(method, &parameters));
     }
+    let _ = ResponseParser::default().receive(bytes);
+    let _ = EventStreamParser::default().receive(bytes, &mut Vec::new());
     if let Ok(text) = core::str::from_utf8(bytes)
         && let Err(wrong) = TargetConfig::parse(text)
     {
@@ -42,93 +36,88 @@ pub fn fuzz_rpc_connection(bytes: &[u8]) {
     }
 }
 
-/// Returns the responses of a session to `bytes`, fed in pieces of at most `cut`.
-fn run_session(bytes: &[u8], cut: usize) -> Vec<u8> {
+/// Answers a request. `None` for a stream of events.
+fn answer(verb: &str, target: &str, body: &[u8]) -> Option<ApiResponse> {
     // No parts: the state of a real process would not be reproducible.
-    let state = ProcessParts::new();
-    let served = ServerContext { table: &SAME_EVERYWHERE, state: &state };
-    let now = Instant::default();
-    let mut session = Session::new(now, "fuzz", LIMITS);
-    let mut output = Vec::new();
-    let mut rest = bytes;
-    let mut turns = 0;
-    loop {
-        let piece = &rest[..rest.len().min(cut)];
-        let taken = session.receive(now, piece);
-        rest = &rest[taken..];
-        let stepped = session.process_line(served) != LineResult::Nothing;
-        output.extend_from_slice(session.unsent_bytes());
-        session.record_sent(now, session.unsent_bytes().len());
-        if session.close_reason().is_some() {
-            break;
+    let api = Api::new(&SAME_EVERYWHERE, ProcessParts::new());
+    let (path, query) = target.split_once('?').unwrap_or((target, ""));
+    let passed = &PassedFd::default();
+    match api.answer(ApiRequest { verb, path, query, body, client: "fuzz", passed }) {
+        ApiReply::Now(response) => {
+            check_response(&response);
+            Some(response)
         }
-        if rest.is_empty() && !stepped {
-            session.handle_stream_end();
-        }
-        turns += 1;
-        assert!(turns < 4 * bytes.len() + 16, "a session makes no progress");
+        ApiReply::Events(_) => None,
+        ApiReply::Later(_) => panic!("no method of the table has a deferred reply"),
     }
-    check_output_lines(&output);
-    output
 }
 
-/// Checks that every line of the output is a JSON object with a response or an error.
-fn check_output_lines(output: &[u8]) {
-    let text = core::str::from_utf8(output).expect("answers are UTF-8");
-    assert!(text.is_empty() || text.ends_with('\n'), "answers are whole lines");
-    for line in text.lines() {
-        let value: Value = serde_json::from_str(line).expect("an answer is JSON");
-        let answered = value.get("answer").is_some() != value.get("error").is_some();
-        assert!(answered && value.get("id").is_some(), "{line}");
+/// Checks that a response is JSON, and an error if its status is one.
+fn check_response(response: &ApiResponse) {
+    assert!((200..600).contains(&response.status), "{}", response.status);
+    if response.content_type != JSON {
+        return;
     }
+    let value: Value = serde_json::from_slice(&response.body).expect("a response is JSON");
+    assert_eq!(response.status >= 400, value.get("error").is_some(), "{value}");
+}
+
+/// Checks that a call that a client may make reaches the method with the same arguments.
+fn check_round_trip(method: &'static Method, parameters: &Map<String, Value>) {
+    let Ok(arguments) = Arguments::validate(method, parameters) else { return };
+    let routes = RouteTable::new(&SAME_EVERYWHERE);
+    let request = routes.encode(method, parameters.clone()).expect("a valid call is encoded");
+    let path = request.target.split('?').next().unwrap_or_default();
+    let found = routes.find(request.verb.name(), path).expect("an encoded path exists");
+    assert!(std::ptr::eq(found.route.method, method), "{}", request.target);
+    let received = crate::api::request_arguments(&found, &request);
+    assert_eq!(received.as_ref(), Ok(&arguments), "{}", request.target);
+    assert!(method.verb != MethodKind::Get || request.body.is_none());
 }
 
 #[cfg(test)]
 mod tests {
     use tenmil_base::Random;
 
-    use super::{fuzz_rpc_connection, run_session};
+    use super::{answer, fuzz_api_request};
 
-    const LINES: [&str; 5] = [
-        r#"{"id":1,"method":"methods"}"#,
-        r#"{"id":"a","method":"process","parameters":{"x":1}}"#,
-        r#"{"id":2,"method":"events","parameters":{}}"#,
-        r#"{"id":3,"method":"metods"}"#,
-        "[[[[[[",
+    const REQUESTS: [&str; 8] = [
+        "GET /v1/methods",
+        "GET /v1/threads?name=submit-0",
+        "GET /v1/process?x=1",
+        "POST /v1/scheduler\n{\"policy\":\"static\",\"load_limit\":10}",
+        "GET /v1/events?kind=set",
+        "GET /v1/metods",
+        "DELETE /v1/process",
+        "POST /v1/poll\n[[[[[[",
     ];
 
     #[test]
-    fn every_line_is_answered_once_and_in_order() {
-        let text = String::from_utf8(run_session(LINES.join("\n").as_bytes(), 3)).unwrap();
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), LINES.len());
-        let begins = [
-            r#"{"id":1,"a"#,
-            r#"{"id":"a","e"#,
-            r#"{"id":2,"a"#,
-            r#"{"id":3,"e"#,
-            r#"{"id":null,"e"#,
-        ];
-        for (line, begin) in lines.iter().zip(begins) {
-            assert!(line.starts_with(begin), "{line}");
-        }
+    fn every_request_is_answered_with_its_status() {
+        let statuses = REQUESTS.map(|request| {
+            let (head, body) = request.split_once('\n').unwrap_or((request, ""));
+            let (verb, target) = head.split_once(' ').unwrap();
+            answer(verb, target, body.as_bytes()).map(|response| response.status)
+        });
+        let expected = [200, 404, 400, 404, 0, 404, 405, 400];
+        assert_eq!(statuses, expected.map(|status| Some(status).filter(|status| *status > 0)));
     }
 
     #[test]
     fn random_bytes_and_mutated_requests_cause_no_panic() {
         let mut random = Random::new(11);
-        for _ in 0..3_000 {
-            let mut bytes = LINES.join("\n").into_bytes();
+        for round in 0..3_000 {
+            let mut bytes = REQUESTS[round % REQUESTS.len()].as_bytes().to_vec();
             for _ in 0..=random.below(6) {
                 let at = usize::try_from(random.below(bytes.len() as u64)).unwrap();
                 match random.below(4) {
                     0 => bytes[at] = random.next_u64().to_le_bytes()[0],
                     1 => bytes.truncate(at.max(1)),
-                    2 => bytes.insert(at, b'\n'),
+                    2 => bytes.insert(at, b'%'),
                     _ => bytes.extend_from_within(at..),
                 }
             }
-            fuzz_rpc_connection(&bytes);
+            fuzz_api_request(&bytes);
         }
     }
 }

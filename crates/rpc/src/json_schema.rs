@@ -17,12 +17,13 @@ fn method_schema(method: &Method) -> Value {
         "verb": method.verb.name(),
         "help": method.help,
         "example": method.example,
-        "parameters": parameters_schema(method.parameters),
+        "parameters": parameters_schema(&method.parameters.iter().collect::<Vec<_>>()),
         "answer": method.answer.json_schema(),
     })
 }
 
-fn parameters_schema(parameters: &[Parameter]) -> Value {
+/// Schema of an object with these parameters.
+pub(crate) fn parameters_schema(parameters: &[&Parameter]) -> Value {
     let properties: Map<String, Value> = parameters
         .iter()
         .map(|parameter| {

@@ -1,20 +1,19 @@
-//! Control interface: a table of methods, and the socket that serves it.
+//! Control interface: a table of methods, and the HTTP API that serves it.
 //!
 //! A running process is queried and changed with methods. Each is one row of a [`MethodRegistry`]:
 //! name, parameters, result, description and function. Everything else is derived from the rows:
 //!
 //! | what | where |
 //! |---|---|
-//! | dispatch, and validation of every parameter before a function is called | [`Request`], [`Arguments`] |
-//! | JSON schema | [`table_schema()`] |
+//! | paths of the HTTP API, dispatch, and validation of every parameter before a function is called | `route.rs`, `api.rs`, [`Arguments`] |
+//! | OpenAPI document, JSON schema | `openapi.rs`, [`table_schema()`] |
 //! | reference as Markdown, `tenmil get --markdown` | [`reference_markdown()`] |
 //! | validation, completion and tables of the client | [`parse_command_line_words`], [`shell_completion`], [`format_result()`] |
 //!
 //! A new method is one new row in [`methods`].
 //!
-//! A connection carries JSON lines. [`Session`] is the server side and [`ReplyParser`] the client
-//! side; both are protocol state machines without I/O. [`RpcServer`] and [`RpcClient`] connect them to
-//! sockets. The server has a thread of its own, which sleeps while idle. Methods read a
+//! `api.rs` answers a request without I/O. [`RpcServer`] connects it to sockets, by hyper on a thread of
+//! its own, which sleeps while idle; [`RpcClient`] is a blocking client. Methods read a
 //! [`ProcessParts`], which the serving program assembles.
 //!
 //! [`metrics`] renders the counters of a process for Prometheus.
@@ -23,27 +22,31 @@
 
 #![forbid(unsafe_code)]
 
+mod api;
 mod arguments;
 mod client;
 mod deferred_reply;
 mod error;
 mod event;
 pub mod fuzz;
+mod http_response;
 mod json_schema;
 mod method;
 pub mod methods;
 pub mod metrics;
+mod openapi;
+mod page_files;
 mod param_type;
 mod passed_fd;
+mod percent_encoding;
 pub mod pool_commands;
 mod process_parts;
+mod readiness;
 mod reference_doc;
-mod reply_parser;
-mod request;
 mod result_text;
 mod result_type;
+mod route;
 mod server;
-mod session;
 mod shell_completion;
 mod spelling_suggestion;
 mod strict_json;
@@ -65,11 +68,9 @@ pub use methods::{
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;
 pub use process_parts::ProcessParts;
+pub use readiness::Readiness;
 pub use reference_doc::reference_markdown;
-pub use reply_parser::{Reply, ReplyParser};
-pub use request::Request;
 pub use result_text::format_result;
 pub use result_type::{FieldSchema, ResultType};
-pub use server::{RpcServer, ServerError};
-pub use session::{CloseReason, LineResult, ServerContext, Session, SessionLimits};
+pub use server::{ControlListeners, ControlToken, RpcServer, ServerError};
 pub use shell_completion::complete_last_word;

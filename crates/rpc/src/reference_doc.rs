@@ -25,9 +25,9 @@ pub fn reference_markdown(table: &MethodRegistry) -> String {
     for kind in table.events() {
         let _ = writeln!(text, "| `{}` | {} |", kind.name, kind.help);
     }
-    text += "\n## Errors\n\n| code | meaning |\n|---|---|\n";
-    for (_, name, meaning) in ErrorCode::ALL {
-        let _ = writeln!(text, "| `{name}` | {meaning} |");
+    text += "\n## Errors\n\n| code | status | meaning |\n|---|---|---|\n";
+    for (_, name, status, meaning) in ErrorCode::ALL {
+        let _ = writeln!(text, "| `{name}` | {status} | {meaning} |");
     }
     text
 }

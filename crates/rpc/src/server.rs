@@ -1,35 +1,61 @@
-//! Control server: a thread that serves the method table on a Unix socket and sleeps while idle.
+//! Control server: a thread that serves the API over HTTP/1.1 and sleeps while idle.
+//!
+//! ```text
+//!   Unix socket ─┐                                   ┌─ Api::answer ── method of the table
+//!   Unix socket ─┼─ ControlListener ── connection ───┼─ deferred reply ◄── other thread, eventfd
+//!   TCP port  ───┘   limits            hyper, bounds └─ event stream ◄── EventReceiver, eventfd
+//! ```
 //!
 //! It shares no lock and no memory with the data path except through the parts of the
-//! [`ProcessParts`]. In one iteration every connection gets the same share: one receive, a few lines
-//! answered, one send. A client that sends more than others therefore delays only itself.
+//! [`ProcessParts`]. Every connection is a task of one thread, so a client that sends more than others
+//! delays only itself; a method must not block. All memory of a connection is bounded: head and body of
+//! a request, and unsent events. A client that is too slow in either direction is disconnected.
 
+mod admission;
 mod connection;
+mod control_stream;
+mod event_stream;
+mod listener;
+mod reply_body;
+mod request_checks;
 
 use core::fmt;
+use std::cell::RefCell;
 use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
 
 use serde_json::json;
-use tenmil_base::{Instant, Interrupts, Span};
+use tenmil_base::Interrupts;
 use tenmil_linux::clock::utc_now;
-use tenmil_linux::local_socket::{LocalConnection, LocalListener, PeerCredentials};
-use tenmil_linux::poll_set::{Interest, PollSet, ReadyDescriptor};
-use tenmil_linux::runtime_directory::{RuntimeDirectory, current_uid};
+use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::{Clock, EventFdVectors, NamedThread, StopFlag};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, LocalSet};
 
-use crate::error::{ErrorCode, RpcError};
+use crate::api::Api;
 use crate::event::{ENDING, Event, EventReceiver};
 use crate::method::MethodRegistry;
 use crate::process_parts::ProcessParts;
-use crate::session::{ServerContext, SessionLimits};
-use connection::ServerConnection;
+use crate::readiness::Readiness;
+use admission::Connections;
+use listener::accept_connections;
+
+pub use listener::ControlListeners;
+pub use request_checks::ControlToken;
 
 /// Running control server. Dropping it notifies subscribed clients, closes all connections, removes
-/// the socket and joins the thread.
+/// the sockets and joins the thread.
 #[derive(Debug)]
 pub struct RpcServer {
-    path: PathBuf,
+    paths: Vec<PathBuf>,
+    addresses: Vec<SocketAddr>,
+    readiness: Readiness,
     wake: EventFdVectors,
     thread: Option<NamedThread<()>>,
 }
@@ -37,24 +63,26 @@ pub struct RpcServer {
 /// Error of starting a server.
 #[derive(Debug)]
 pub struct ServerError {
-    path: PathBuf,
-    error: io::Error,
+    /// What the server was to listen at.
+    pub(crate) address: String,
+    pub(crate) error: io::Error,
 }
 
-/// Largest number of connections.
-const CONNECTIONS_MAX: usize = 64;
-/// Largest number of connections of one process.
-const CONNECTIONS_PER_PROCESS_MAX: usize = 16;
-/// Largest number of events sent in an iteration.
-const EVENTS_MAX: usize = 64;
-/// Pause after a failed accept, usually caused by running out of file descriptors.
-const ACCEPT_AGAIN: Span = Span::from_ms(100);
+/// State that all tasks of the server share.
+pub(crate) struct ServerState {
+    api: Api,
+    token: Option<ControlToken>,
+    connections: Connections,
+    clock: Clock,
+    /// Notified when deferred replies may be available.
+    replies: Notify,
+    tasks: RefCell<JoinSet<()>>,
+}
 
-const LISTENER: u64 = 0;
-const WAKE: u64 = 1;
-const FIRST_SLOT: u64 = 2;
-const READABLE: Interest = Interest { readable: true, writable: false };
-const NOTHING: Interest = Interest { readable: false, writable: false };
+/// Number of events sent before other tasks run.
+const EVENTS_MAX: usize = 64;
+/// Time limit for sending what remains when the server stops.
+const STOP_TIMEOUT: Duration = Duration::from_millis(300);
 
 impl RpcServer {
     /// Serves `table` and `state` as process `pid` in `directory`, and forwards events.
@@ -65,19 +93,47 @@ impl RpcServer {
         state: ProcessParts,
         announcements: EventReceiver,
     ) -> Result<Self, ServerError> {
-        let path = directory.socket_of(pid);
-        let refused = |error| ServerError { path: path.clone(), error };
-        let listener = LocalListener::bind(directory, pid).map_err(refused)?;
-        let wake = announcements.wake.clone();
-        let room = ServerLoop::new(listener, table, state, announcements).map_err(refused)?;
-        let thread = NamedThread::spawn("control", None, move |stop| room.run_until_stopped(stop));
-        let thread = thread.map_err(refused)?;
-        Ok(Self { path, wake, thread: Some(thread) })
+        let mut listeners = ControlListeners::new();
+        listeners.add_process_socket(directory, pid, None)?;
+        Self::start_at(listeners, table, state, announcements)
     }
 
-    /// Path of the socket.
+    /// Serves `table` and `state` at these listeners, and forwards events.
+    pub fn start_at(
+        listeners: ControlListeners,
+        table: &'static MethodRegistry,
+        state: ProcessParts,
+        announcements: EventReceiver,
+    ) -> Result<Self, ServerError> {
+        let refused = |error| ServerError { address: "the control thread".to_owned(), error };
+        let (paths, addresses) = (listeners.paths(), listeners.addresses());
+        let wake = announcements.wake.clone();
+        let readiness = Readiness::new();
+        let api = Api::new(table, state.with_part(readiness.clone()));
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_io().enable_time().build().map_err(refused)?;
+        let thread = NamedThread::spawn("control", None, move |stop| {
+            let serve = run_server(api, listeners, announcements, stop);
+            // Without epoll the thread ends, and clients see closed connections.
+            let _ = runtime.block_on(LocalSet::new().run_until(serve));
+        });
+        let thread = Some(thread.map_err(refused)?);
+        Ok(Self { paths, addresses, readiness, wake, thread })
+    }
+
+    /// Path of the first socket.
     pub fn socket_path(&self) -> &Path {
-        &self.path
+        self.paths.first().map_or(Path::new(""), PathBuf::as_path)
+    }
+
+    /// TCP addresses, with the ports that were selected.
+    pub fn tcp_addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Readiness of the process, as `/readyz` reports it. It is starting until it is set.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
     }
 }
 
@@ -91,216 +147,116 @@ impl Drop for RpcServer {
     }
 }
 
+impl ServerError {
+    /// Kind of the error.
+    pub fn kind(&self) -> io::ErrorKind {
+        self.error.kind()
+    }
+}
+
 impl fmt::Display for ServerError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "listen at {}: {}", self.path.display(), self.error)
+        let address = &self.address;
+        match self.error.kind() {
+            io::ErrorKind::AddrInUse => {
+                write!(out, "listen at {address}: in use by another process, expected a free one")
+            }
+            io::ErrorKind::AlreadyExists => {
+                write!(out, "listen at {address}: found a file that is no socket, expected none")
+            }
+            _ => write!(out, "listen at {address}: {}", self.error),
+        }
     }
 }
 
 impl core::error::Error for ServerError {}
 
-/// State of the server thread.
-struct ServerLoop {
-    listener: LocalListener,
-    watch: PollSet,
-    clock: Clock,
-    table: &'static MethodRegistry,
-    state: ProcessParts,
+/// Serves until `stop` is set.
+async fn run_server(
+    api: Api,
+    listeners: ControlListeners,
     announcements: EventReceiver,
-    connections: Vec<Option<ServerConnection>>,
-    /// Events of the last wait.
-    ready: Vec<ReadyDescriptor>,
-    /// Time until which accepting is paused.
-    closed_until: Option<Instant>,
-    /// Whether further events are pending.
-    more_events: bool,
+    stop: &StopFlag,
+) -> io::Result<()> {
+    let (listeners, token) = listeners.into_parts();
+    let state = Rc::new(ServerState {
+        api,
+        token,
+        connections: Connections::default(),
+        clock: crate::event::event_clock(),
+        replies: Notify::new(),
+        tasks: RefCell::new(JoinSet::new()),
+    });
+    let mut accepting = JoinSet::new();
+    for listener in listeners {
+        accepting.spawn_local(accept_connections(Rc::clone(&state), listener));
+    }
+    let forwarded = forward_events(&state, &announcements, stop).await;
+    // The sockets are removed with the listeners.
+    accepting.shutdown().await;
+    let text = "the process stops serving".to_owned();
+    state.broadcast(&Event { kind: ENDING, text, about: json!({}) });
+    state.connections.finish_all();
+    let mut tasks = state.tasks.take();
+    let finish = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(STOP_TIMEOUT, finish).await;
+    forwarded
 }
 
-impl ServerLoop {
-    fn new(
-        listener: LocalListener,
-        table: &'static MethodRegistry,
-        state: ProcessParts,
-        announcements: EventReceiver,
-    ) -> io::Result<Self> {
-        let watch = PollSet::new()?;
-        watch.add(&listener, LISTENER, READABLE)?;
-        let wake = announcements.wake.descriptor(0).ok_or(io::ErrorKind::InvalidInput)?;
-        watch.add(wake, WAKE, READABLE)?;
-        let connections = (0..CONNECTIONS_MAX).map(|_| None).collect();
-        let clock = crate::event::event_clock();
-        Ok(Self {
-            listener,
-            watch,
-            clock,
-            table,
-            state,
-            announcements,
-            connections,
-            ready: Vec::new(),
-            closed_until: None,
-            more_events: false,
-        })
-    }
-
-    /// Serves until it is stopped.
-    fn run_until_stopped(mut self, stop: &StopFlag) {
-        while !stop.is_stopped() {
-            match self.wait_for_work() {
-                Ok(wants_in) => self.poll(wants_in),
-                // Without epoll the loop would only spin.
-                Err(_) => return,
+/// Forwards events, and tells the waiting tasks that deferred replies may be available, whenever the
+/// eventfd is signaled.
+async fn forward_events(
+    state: &ServerState,
+    announcements: &EventReceiver,
+    stop: &StopFlag,
+) -> io::Result<()> {
+    let wake = watch_descriptor(WakeFd(announcements.wake.clone()), Interest::READABLE)?;
+    loop {
+        // Checked first, so that what was emitted before the stop is sent.
+        let is_stopped = stop.is_stopped();
+        state.replies.notify_waiters();
+        let mut sent = 0;
+        while let Some(event) = announcements.next() {
+            state.broadcast(&event);
+            sent += 1;
+            if sent % EVENTS_MAX == 0 {
+                tokio::task::yield_now().await;
             }
         }
-        let text = "the process stops serving".to_owned();
-        self.broadcast(&Event { kind: ENDING, text, about: json!({}) });
-        let now = self.clock.now();
-        self.connections.iter_mut().flatten().for_each(|connection| connection.flush(now));
+        if is_stopped {
+            return Ok(());
+        }
+        wake.readable().await?.clear_ready();
+        // Signals are masked: unmasking first ensures that a later event signals again, and
+        // everything emitted before is handled before the next wait.
+        announcements.wake.unmask(0);
     }
+}
 
-    /// Waits for work. Returns whether a connection is pending.
-    fn wait_for_work(&mut self) -> io::Result<bool> {
-        let at_once = self.more_events
-            || self.connections.iter().flatten().any(ServerConnection::has_unsignaled_work);
-        let connections = self.connections.iter().flatten().map(ServerConnection::deadline);
-        let until = connections.chain(self.closed_until).min().unwrap_or(Instant::NEVER);
-        let timeout = match until {
-            _ if at_once => Some(Span::default()),
-            Instant::NEVER => None,
-            until => Some(until.since(self.clock.now())),
-        };
-        let mut wants_in = false;
-        self.watch.wait(timeout, &mut self.ready)?;
-        for ready in &self.ready {
-            match ready.token {
-                LISTENER => wants_in = true,
-                WAKE => {
-                    // Signals are masked: unmasking first ensures that a later event signals again,
-                    // and everything emitted before is handled before the next wait.
-                    self.announcements.wake.unmask(0);
-                    self.more_events = true;
-                }
-                token => {
-                    let connection = usize::try_from(token - FIRST_SLOT).ok();
-                    let connection =
-                        connection.and_then(|index| self.connections.get_mut(index)?.as_mut());
-                    connection
-                        .into_iter()
-                        .for_each(|connection| connection.readable |= ready.readable);
-                }
-            }
-        }
-        Ok(wants_in)
-    }
-
-    /// One iteration: pending connections, events, and every connection once.
-    fn poll(&mut self, wants_in: bool) {
-        let now = self.clock.now();
-        if self.closed_until.is_some_and(|until| until <= now) {
-            self.closed_until = None;
-            // If this fails, the next iteration due for another reason tries again.
-            let _ = self.watch.modify(&self.listener, LISTENER, READABLE);
-        }
-        if wants_in && self.closed_until.is_none() {
-            self.accept(now);
-        }
-        self.forward_events();
-        for index in 0..self.connections.len() {
-            let Some(connection) = &mut self.connections[index] else { continue };
-            let served = ServerContext { table: self.table, state: &self.state };
-            let events = connection.poll(now, served);
-            if !connection.update_registration(&self.watch, FIRST_SLOT + index as u64) {
-                // Closing removes it from the epoll set.
-                self.connections[index] = None;
-            }
-            events.iter().for_each(|event| self.broadcast(event));
-        }
-    }
-
-    fn accept(&mut self, now: Instant) {
-        // Bounded, so that many pending connections do not delay the accepted ones.
-        for _ in 0..CONNECTIONS_MAX {
-            match self.listener.accept() {
-                Ok(Some(connection)) => self.admit_connection(now, connection),
-                Ok(None) => return,
-                Err(_) => {
-                    self.closed_until = Some(now.after(ACCEPT_AGAIN));
-                    let _ = self.watch.modify(&self.listener, LISTENER, NOTHING);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Admits a connection, or sends an error.
-    fn admit_connection(&mut self, now: Instant, connection: LocalConnection) {
-        let Ok(peer) = connection.peer() else { return };
-        let refusal =
-            check_peer_uid(peer, current_uid()).and_then(|()| self.find_slot_for_peer(peer));
-        let connection = ServerConnection::new(now, connection, peer, SessionLimits::USUAL);
-        match refusal {
-            Ok(index) => {
-                if self.watch.add(&connection, FIRST_SLOT + index as u64, READABLE).is_ok() {
-                    self.connections[index] = Some(connection);
-                }
-            }
-            Err(refusal) => connection.reject(now, refusal),
-        }
-    }
-
-    fn find_slot_for_peer(&self, peer: PeerCredentials) -> Result<usize, RpcError> {
-        let of_peer = self
-            .connections
-            .iter()
-            .flatten()
-            .filter(|connection| connection.peer().pid == peer.pid);
-        if of_peer.count() >= CONNECTIONS_PER_PROCESS_MAX {
-            return Err(RpcError::usage(
-                ErrorCode::Busy,
-                format!(
-                    "connect: process {} has {CONNECTIONS_PER_PROCESS_MAX} already, expected fewer",
-                    peer.pid
-                ),
-            ));
-        }
-        self.connections.iter().position(Option::is_none).ok_or_else(|| {
-            RpcError::environment(
-                ErrorCode::Busy,
-                format!(
-                    "connect: all {CONNECTIONS_MAX} connections are taken, expected a free one"
-                ),
-            )
-        })
-    }
-
-    fn forward_events(&mut self) {
-        if !std::mem::take(&mut self.more_events) {
+impl ServerState {
+    /// Sends an event to subscribed clients.
+    fn broadcast(&self, event: &Event) {
+        if !self.connections.has_subscribers() {
             return;
         }
-        for _ in 0..EVENTS_MAX {
-            let Some(event) = self.announcements.next() else { return };
-            self.broadcast(&event);
-        }
-        self.more_events = true;
-    }
-
-    /// Sends an event to subscribed clients. It is sent when the connection is next processed, in
-    /// this iteration.
-    fn broadcast(&mut self, event: &Event) {
-        let line = event.to_line(self.clock.now(), utc_now());
-        self.connections.iter_mut().flatten().for_each(|connection| connection.queue_event(&line));
+        let text = event.to_stream_text(self.clock.now(), utc_now());
+        self.connections.send_event(event.kind.name, &text.into());
     }
 }
 
-/// Whether `peer` may control a process of user `uid`.
-fn check_peer_uid(peer: PeerCredentials, uid: u32) -> Result<(), RpcError> {
-    if peer.uid == uid || peer.uid == 0 {
-        return Ok(());
+/// Registers an open descriptor with the runtime.
+#[expect(deprecated, reason = "what replaces it is unsafe; all of `T` own their descriptor")]
+fn watch_descriptor<T: AsRawFd>(descriptor: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    AsyncFd::with_interest(descriptor, interest)
+}
+
+/// Eventfd of an event queue.
+struct WakeFd(EventFdVectors);
+
+impl AsRawFd for WakeFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.descriptor(0).map_or(-1, |descriptor| descriptor.as_raw_fd())
     }
-    Err(RpcError::usage(
-        ErrorCode::NotAllowed,
-        format!("connect: user is uid {}, expected uid {uid} or 0", peer.uid),
-    ))
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ use self::progress_bar::ProgressBar;
 use self::target_files::{
     OriginalTargetFiles, check_existing_data, check_source_sizes, with_source_size,
 };
+use super::control_options::ControlOptions;
 use super::perf::{named_value_parser, parse_integer};
 use super::{rpc_endpoint, write_stdout};
 use crate::copy::{
@@ -84,6 +85,9 @@ pub(super) struct CopyArguments {
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    control: ControlOptions,
 }
 
 const MORE: &str = "\
@@ -117,6 +121,7 @@ pub(super) fn run_copy(
 ) -> Result<ExitCode, Error> {
     tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
+    arguments.control.prepare()?;
     let clock = Clock::start();
     let mut job = PreparedCopy::prepare(arguments, clock)?;
     let report = job.copy_and_verify(arguments, &clock);
@@ -206,8 +211,9 @@ impl PreparedCopy {
         let names = (arguments.source.to_string(), arguments.target.to_string());
         let copying = CopyProgress::new(&names.0, &names.1, self.copy.size_bytes());
         copying.begin_phase(false, began.0, began.1);
-        let _served =
+        let served =
             rpc_endpoint::serve_control_socket(ProcessParts::new().with_part(copying.clone()));
+        rpc_endpoint::set_ready(&served);
         let mut nothing = ();
         let keep: &mut dyn crate::copy::CheckpointSink = match &mut self.record {
             Some(record) => record,

@@ -14,10 +14,14 @@ use tenmil_block::quantity_parser::parse_time;
 
 /// Print the events of a running tenmil process, one per line, until it exits or Ctrl-C.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  tenmil events --json | jq .text")]
+#[command(after_help = EXAMPLES)]
 pub(super) struct EventsArguments {
     #[command(flatten)]
     process: ProcessSelector,
+
+    /// Print only events of this kind, may be repeated; `tenmil get --markdown` lists the kinds
+    #[arg(long, value_name = "KIND")]
+    kind: Vec<String>,
 
     /// Print JSON, one object per line
     #[arg(long)]
@@ -32,6 +36,11 @@ pub(super) struct EventsArguments {
     time: Option<Span>,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  tenmil events --json | jq .text
+  tenmil events --kind set --kind shutdown";
+
 /// Longest wait for an event; Ctrl-C is checked between two waits.
 const WAIT: Span = Span::from_ms(200);
 
@@ -44,8 +53,12 @@ pub(super) fn run_events(
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::on_kernel_clock();
     let end = arguments.time.map_or(Instant::NEVER, |time| clock.now().after(time));
-    let mut client = connect_to_process(arguments.process)?;
-    client.call_method("events", Map::new(), RESPONSE_TIMEOUT).map_err(command_error)?;
+    let mut client = connect_to_process(&arguments.process)?;
+    let mut parameters = Map::new();
+    if !arguments.kind.is_empty() {
+        parameters.insert("kind".to_owned(), arguments.kind.clone().into());
+    }
+    client.call_method("events", parameters, RESPONSE_TIMEOUT).map_err(command_error)?;
     let mut left = arguments.count.unwrap_or(u64::MAX);
     while left > 0 && clock.now() < end && !tenmil_linux::signal::is_stop_requested() {
         let wait = WAIT.min(end.since(clock.now()));

@@ -30,7 +30,7 @@ pub(super) struct GetArguments {
     json: bool,
 
     /// Print the reference of all methods and events as Markdown; contacts no process
-    #[arg(long, conflicts_with_all = ["name", "pid", "json"])]
+    #[arg(long, conflicts_with_all = ["name", "pid", "instance", "control", "json"])]
     markdown: bool,
 }
 
@@ -39,8 +39,11 @@ Examples:
   tenmil get                        the queries
   tenmil get process                what the process has used
   tenmil get environment --json     for programs
+  tenmil get process --instance db  a process that was started with --instance db
+  tenmil get process --control /run/tenmil/control
 
-`tenmil get --markdown` prints a reference of all methods and events.";
+`tenmil get --markdown` prints a reference of all methods and events; docs/operator/api.md describes the
+same as an HTTP API, for curl and other programs.";
 
 /// Calls the method and prints its result.
 pub(super) fn run_get(arguments: &GetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
@@ -51,7 +54,7 @@ pub(super) fn run_get(arguments: &GetArguments, out: &mut dyn Write) -> Result<E
             MethodKind::Get,
             name,
             &arguments.parameters,
-            arguments.process,
+            &arguments.process,
             arguments.json,
         )?,
     };
@@ -65,7 +68,7 @@ pub(super) fn call_method(
     verb: MethodKind,
     name: &str,
     parameters: &[String],
-    process: ProcessSelector,
+    process: &ProcessSelector,
     json: bool,
 ) -> Result<String, Error> {
     let method = TABLE.find_by_command_line_name(verb, name).map_err(command_error)?;

@@ -135,7 +135,7 @@ pub(super) fn run_iostat(
     tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch Ctrl-C: {error}")))?;
     let clock = Clock::on_kernel_clock();
-    let mut client = connect_to_process(arguments.process)?;
+    let mut client = connect_to_process(&arguments.process)?;
     let mut take_sample = || {
         let parameters = arguments.parameters();
         let called = client.call_method("io_statistics", parameters, RESPONSE_TIMEOUT);

@@ -8,17 +8,21 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use tenmil_base::{Error, Span};
 use tenmil_block::quantity_parser::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_linux::process_stats::command_line;
+use tenmil_linux::running_processes::{ListeningProcess, ProcessSearch};
 
+use super::rpc_endpoint::shortened;
 use super::write_stdout;
 use follow::FollowLimit;
 use nvme_functions::FunctionWithUsers;
 use tenmil_devices::MODELS;
 
-/// List the NVMe SSDs of this machine, the emulated SSDs and the block device kinds.
+/// List the NVMe SSDs of this machine, the emulated SSDs, the block device kinds and the tenmil
+/// processes that run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct ListArguments {
@@ -44,6 +48,7 @@ Examples:
   tenmil list
   sudo tenmil list                              also which processes have an SSD open
   tenmil list --json | jq '.pci[].address'
+  tenmil list --json | jq '.processes[].socket'
   tenmil list --follow --json                   a line for each SSD that is put in or pulled
 
 `tenmil bind` binds an SSD to vfio-pci; docs/operator/bind-an-ssd.md lists the refusals.";
@@ -85,7 +90,13 @@ pub(super) fn run_list(arguments: &ListArguments, out: &mut dyn Write) -> Result
         return follow::follow_functions(until, arguments.json, out);
     }
     let functions = FunctionWithUsers::all_nvme(&KernelFiles::live_system());
-    let text = if arguments.json { list_json(&functions) } else { list_text(&functions) };
+    // Without a runtime directory no process listens.
+    let processes = ProcessSearch::of_user().map(|search| search.all_processes());
+    let processes = processes.ok().and_then(Result::ok).unwrap_or_default();
+    let text = match arguments.json {
+        true => list_json(&functions, &processes),
+        false => list_text(&functions) + &processes_text(&processes),
+    };
     write_stdout(out, &text)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -112,24 +123,65 @@ fn list_text(functions: &[FunctionWithUsers]) -> String {
     text
 }
 
-fn list_json(functions: &[FunctionWithUsers]) -> String {
+/// One line for each process: identifier, name, user and command line.
+fn processes_text(processes: &[ListeningProcess]) -> String {
+    let mut text = String::from("\ntenmil processes\n");
+    for ListeningProcess { pid, uid, instance, .. } in processes {
+        let name = instance.as_deref().unwrap_or("-");
+        let words = shortened(&command_line(*pid).unwrap_or_default());
+        let _ = writeln!(text, "  {pid:<8}{name:<12}uid {uid:<8}{words}");
+    }
+    if processes.is_empty() {
+        text += "  none\n";
+    }
+    text
+}
+
+fn process_json(process: &ListeningProcess) -> Value {
+    let ListeningProcess { pid, uid, instance, socket } = process;
+    json!({
+        "pid": pid,
+        "uid": uid,
+        "instance": instance,
+        "socket": socket.display().to_string(),
+        "command_line": command_line(*pid),
+    })
+}
+
+fn list_json(functions: &[FunctionWithUsers], processes: &[ListeningProcess]) -> String {
     let emulated: Vec<_> =
         emulated_ssds().map(|(uri, words)| json!({ "uri": uri, "what": words })).collect();
     let block = BLOCK.map(|(uri, words)| json!({ "uri": uri, "what": words }));
     let functions: Vec<_> = functions.iter().map(FunctionWithUsers::as_json).collect();
-    format!("{:#}\n", json!({ "emulated": emulated, "block": block, "pci": functions }))
+    let processes: Vec<_> = processes.iter().map(process_json).collect();
+    let lists = json!({
+        "emulated": emulated, "block": block, "pci": functions, "processes": processes,
+    });
+    format!("{lists:#}\n")
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{BLOCK, list_json, list_text};
+    use super::{BLOCK, list_json, list_text, processes_text};
     use tenmil_devices::Uri;
+    use tenmil_linux::running_processes::ListeningProcess;
 
     #[test]
     fn machine_without_ssds_is_reported() {
         assert!(list_text(&[]).ends_with("NVMe functions on the PCI bus\n  none\n"));
+    }
+
+    #[test]
+    fn processes_are_listed_with_their_names() {
+        assert_eq!(processes_text(&[]), "\ntenmil processes\n  none\n");
+        let instance = Some("db".to_owned());
+        let process = ListeningProcess { pid: u32::MAX, uid: 7, instance, socket: "/s".into() };
+        let text = processes_text(std::slice::from_ref(&process));
+        assert!(text.contains("  4294967295db          uid 7"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&list_json(&[], &[process])).unwrap();
+        assert_eq!(json["processes"][0]["instance"], "db");
     }
 
     #[test]
@@ -149,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_listed_emulated_ssd_is_a_valid_uri() {
-        let json: serde_json::Value = serde_json::from_str(&list_json(&[])).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&list_json(&[], &[])).unwrap();
         let listed = json["emulated"].as_array().unwrap();
         assert_eq!(listed.len(), 5);
         for entry in listed {

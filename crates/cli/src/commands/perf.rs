@@ -15,6 +15,7 @@ use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::PollMode;
 use tenmil_reactor::thread_scheduler::Options;
 
+use super::control_options::ControlOptions;
 use super::report_file::ReportFile;
 use super::{CommandEngines, PerfEngine, usage_errors, write_stdout};
 use tenmil_bench::balance::parse_scheduler_rules;
@@ -222,6 +223,9 @@ pub(super) struct PerfArguments {
     /// Write a self-contained HTML report
     #[arg(long, value_name = "FILE", help_heading = REPORTS)]
     html: Option<String>,
+
+    #[command(flatten)]
+    control: ControlOptions,
 }
 
 /// Command store, or the default of the device. It is a type of its own because clap treats
@@ -275,6 +279,7 @@ pub(super) fn run_perf(
         options = options.with_default_baseline_and_report();
     }
     options.validate(&MachineResources::probe_machine(&KernelFiles::live_system()))?;
+    arguments.control.prepare()?;
     let json_path = match &options.json {
         Some(ReportDestination::File(path)) => Some(path.as_str()),
         _ => None,

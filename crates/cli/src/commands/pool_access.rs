@@ -16,10 +16,11 @@ use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_block::Opener;
 use tenmil_drivers::pool::{ChangedRange, OpenPool, VolumeRef, device_key, file_lock_holder};
 use tenmil_linux::process_stats::command_line;
+use tenmil_linux::running_processes::ListeningProcess;
 use tenmil_rpc::pool_commands::{self, CommandResult, DiffPage, JobSpec, JobStream, PoolCommand};
 use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
 
-use super::rpc_endpoint::{command_error, runtime_directory};
+use super::rpc_endpoint::{command_error, process_search};
 use super::volume::stream_commands::StreamProgressBar;
 
 /// Access to a pool.
@@ -356,17 +357,16 @@ fn find_owner_process<'a>(
     silent: &mut Vec<(u32, RpcError)>,
 ) -> Option<PoolOfOtherProcess<'a>> {
     // Without a runtime directory no process listens.
-    let directory = runtime_directory().ok()?;
+    let search = process_search().ok()?;
     let wanted = device_key(&place.store);
-    for pid in directory.listening_processes().ok()? {
+    for ListeningProcess { pid, socket, .. } in search.all_processes().ok()? {
         if pid == std::process::id() {
             continue;
         }
-        let asked =
-            RpcClient::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).and_then(|mut client| {
-                let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT)?;
-                Ok((client, stores))
-            });
+        let asked = RpcClient::connect(&socket, LOOKUP_TIMEOUT).and_then(|mut client| {
+            let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT)?;
+            Ok((client, stores))
+        });
         let (client, stores) = match asked {
             Ok(asked) => asked,
             Err(refusal) => {
@@ -389,8 +389,8 @@ fn connect_to_owner<'a>(
     pid: u32,
     uuid: u128,
 ) -> Option<PoolOfOtherProcess<'a>> {
-    let directory = runtime_directory().ok()?;
-    let mut client = RpcClient::connect(&directory.socket_of(pid), LOOKUP_TIMEOUT).ok()?;
+    let owner = process_search().ok()?.find_pid(pid).ok()??;
+    let mut client = RpcClient::connect(&owner.socket, LOOKUP_TIMEOUT).ok()?;
     let stores = client.call_method("pools", Map::new(), LOOKUP_TIMEOUT).ok()?;
     let uuid = format!("{uuid:032x}");
     let found = stores.as_array()?.iter().find(|store| store["uuid"] == uuid.as_str())?;

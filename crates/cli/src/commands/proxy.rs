@@ -11,6 +11,7 @@ use tenmil_linux::Clock;
 use tenmil_rpc::ProcessParts;
 use tenmil_sim::sim_network::{LinkFault, LinkFaults, LinkOptions};
 
+use super::control_options::ControlOptions;
 use super::perf::parse_integer;
 use super::{rpc_endpoint, write_stdout};
 use crate::proxy::{FaultProxy, ProxyConfig};
@@ -54,6 +55,9 @@ pub(super) struct ProxyArguments {
     /// Seed of all random numbers
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_integer::<u64>)]
     seed: u64,
+
+    #[command(flatten)]
+    control: ControlOptions,
 }
 
 const MORE: &str = "\
@@ -78,9 +82,11 @@ pub(super) fn run_proxy(
 ) -> Result<ExitCode, Error> {
     tenmil_linux::signal::request_stop_on_sigint_or_sigterm()
         .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
+    arguments.control.prepare()?;
     let clock = Clock::start();
     let mut proxy = FaultProxy::new(arguments.proxy_config())?;
-    let _asked = rpc_endpoint::serve_control_socket(ProcessParts::new());
+    let asked = rpc_endpoint::serve_control_socket(ProcessParts::new());
+    rpc_endpoint::set_ready(&asked);
     write_stdout(out, &format!("ready {}\n", proxy.address()))?;
     while !tenmil_linux::signal::is_stop_requested() {
         let mut new_events = String::new();

@@ -1,6 +1,7 @@
 //! RPC endpoints: the control socket of this process, and lookup of other processes.
 
-use std::io::Write;
+use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -10,13 +11,15 @@ use tenmil_drivers::pool::{subscribe_capacity, subscribe_stops};
 use tenmil_drivers::subscribe_lost_writes;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::process_stats::command_line;
+use tenmil_linux::running_processes::{ListeningProcess, ProcessSearch};
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
 use tenmil_rpc::{
-    EventRelay, ProcessParts, ProgramInfo, ReactorsSource, RpcClient, RpcError, RpcServer,
-    SchedulerSource, TABLE, event_channel,
+    ControlListeners, EventRelay, ProcessParts, ProgramInfo, ReactorsSource, RpcClient, RpcError,
+    RpcServer, SchedulerSource, TABLE, event_channel,
 };
 
+use super::control_options::{CONTROL_VARIABLE, PreparedControl, take_prepared};
 use crate::simulation::SimOptions;
 use tenmil_bench::balance::{BalancedReactors, restore_frequencies};
 use tenmil_bench::perf::engine;
@@ -25,11 +28,19 @@ use tenmil_bench::perf::perf_result::PerfResult;
 use tenmil_bench::perf::progress::RunProgress;
 
 /// Selects the process to call.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(super) struct ProcessSelector {
     /// Process to contact; may be omitted if only one is running
     #[arg(long, value_name = "N")]
     pub(super) pid: Option<u32>,
+
+    /// Process to contact, by the name that its --instance gave it
+    #[arg(long, value_name = "NAME", conflicts_with = "pid")]
+    pub(super) instance: Option<String>,
+
+    /// Control socket of the process to contact [default: $TENMIL_CONTROL]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["pid", "instance"])]
+    pub(super) control: Option<PathBuf>,
 }
 
 /// Time limit for a response.
@@ -46,6 +57,7 @@ pub(super) fn run_perf_with_rpc(
         .with_part(ReactorsSource::new(move || theirs.reactors()))
         .with_part(SchedulerSource::new(move || steered.scheduler_handle()));
     let mut served = serve_control_socket(state);
+    set_ready(&served);
     engine::run_perf(options, progress, &mut |progress| {
         if let (Some((_, relay)), Some(running)) = (&mut served, progress.reactors()) {
             relay.forward_events(&running);
@@ -56,7 +68,8 @@ pub(super) fn run_perf_with_rpc(
 
 /// Runs `sim` with a control socket.
 pub(super) fn run_sim_with_rpc(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
-    let _served = serve_control_socket(ProcessParts::new());
+    let served = serve_control_socket(ProcessParts::new());
+    set_ready(&served);
     crate::simulation::run_simulation(options, out)
 }
 
@@ -79,10 +92,12 @@ pub(super) fn reactors_handle(
     }
 }
 
-/// Serves the control socket of this process for as long as the returned value lives.
+/// Serves the control socket of this process for as long as the returned value lives. The process is
+/// starting until [`set_ready`].
 ///
-/// The socket is optional: without it the process works, its events go to the log, and a note names the
-/// reason. CPU frequencies that a killed process left changed are restored first.
+/// The socket in the runtime directory is optional: without it the process works, its events go to the
+/// log, and a note names the reason. CPU frequencies that a killed process left changed are restored
+/// first.
 pub(super) fn serve_control_socket(state: ProcessParts) -> Option<(RpcServer, EventRelay)> {
     match start_control_socket(state) {
         Ok(served) => Some(served),
@@ -99,9 +114,38 @@ pub(super) fn serve_control_socket(state: ProcessParts) -> Option<(RpcServer, Ev
     }
 }
 
+/// Records that the process serves what it was started for, as `/readyz` reports it.
+pub(super) fn set_ready(served: &Option<(RpcServer, EventRelay)>) {
+    if let Some((server, _)) = served {
+        server.readiness().set_ready();
+    }
+}
+
+/// Adds the socket in the runtime directory to the listeners of the command line. It may be missing if
+/// there are others.
+fn open_listeners() -> Result<ControlListeners, String> {
+    let PreparedControl { mut listeners, instance } = take_prepared();
+    let opened = RuntimeDirectory::of_user().map_err(|error| error.to_string());
+    let opened = opened.and_then(|directory| {
+        restore_frequencies(&KernelFiles::live_system(), &directory, &|text| {
+            tracing::info!("{text}")
+        });
+        let added =
+            listeners.add_process_socket(&directory, std::process::id(), instance.as_deref());
+        added.map_err(|refused| refused.to_string())
+    });
+    match opened {
+        Err(why) if listeners.is_empty() => Err(why),
+        Err(why) => {
+            tracing::info!("`tenmil get` reaches this process with --control only: {why}");
+            Ok(listeners)
+        }
+        Ok(()) => Ok(listeners),
+    }
+}
+
 fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), String> {
-    let directory = RuntimeDirectory::of_user().map_err(|error| error.to_string())?;
-    restore_frequencies(&KernelFiles::live_system(), &directory, &|text| tracing::info!("{text}"));
+    let listeners = open_listeners()?;
     let (announcer, announced) =
         event_channel().map_err(|error| format!("make an event descriptor: {error}"))?;
     let log = crate::process_log::process_log().cloned();
@@ -110,8 +154,11 @@ fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), 
     tenmil_rpc::subscribe_path_events(paths, announcer.clone());
     let state = state.with_part(paths.clone());
     let state = state.with_part(PoolCommands::new(tenmil::KINDS, announcer.clone()));
-    let server = RpcServer::start(&directory, std::process::id(), &TABLE, state, announced)
+    let server = RpcServer::start_at(listeners, &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
+    for address in server.tcp_addresses() {
+        tracing::info!("HTTP API at http://{address}/");
+    }
     let event_sender = announcer.clone();
     subscribe_capacity(move |new_events| {
         tracing::info!(cause = %new_events.store, "{new_events}");
@@ -136,64 +183,96 @@ fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), 
 }
 
 /// Connects to the selected process.
-pub(super) fn connect_to_process(whom: ProcessSelector) -> Result<RpcClient, Error> {
-    let directory = runtime_directory()?;
-    let pid = choose_process(whom.pid, &listening_processes(&directory)?)?;
-    RpcClient::connect(&directory.socket_of(pid), RESPONSE_TIMEOUT).map_err(command_error)
+pub(super) fn connect_to_process(whom: &ProcessSelector) -> Result<RpcClient, Error> {
+    let socket = match whom.socket() {
+        Some(path) => path,
+        None => choose_process(whom, &process_search()?)?.socket,
+    };
+    RpcClient::connect(&socket, RESPONSE_TIMEOUT).map_err(command_error)
 }
 
-/// The runtime directory with the sockets of this user's processes.
-pub(super) fn runtime_directory() -> Result<RuntimeDirectory, Error> {
-    RuntimeDirectory::of_user().map_err(|error| {
+impl ProcessSelector {
+    /// Socket that the command line or the environment names.
+    pub(super) fn socket(&self) -> Option<PathBuf> {
+        if self.pid.is_some() || self.instance.is_some() {
+            return None;
+        }
+        let variable = || std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty());
+        self.control.clone().or_else(|| variable().map(PathBuf::from))
+    }
+}
+
+/// Search for the processes that this user may control.
+pub(super) fn process_search() -> Result<ProcessSearch, Error> {
+    ProcessSearch::of_user().map_err(|error| {
         Error::environment(error.to_string())
             .with_hint("find out what created it, and remove it if it is not needed")
     })
 }
 
-/// Process IDs of the processes that listen in `directory`.
-pub(super) fn listening_processes(directory: &RuntimeDirectory) -> Result<Vec<u32>, Error> {
-    directory.listening_processes().map_err(|error| {
-        Error::environment(format!("look into {}: {error}", directory.path().display()))
-    })
+/// Selects the process with the given identifier or name, or the only one that is running.
+pub(super) fn choose_process(
+    wanted: &ProcessSelector,
+    search: &ProcessSearch,
+) -> Result<ListeningProcess, Error> {
+    let unreadable = |error: io::Error| {
+        let path = search.own_directory().path().display();
+        Error::environment(format!("look into {path}: {error}"))
+    };
+    let (option, found) = match (wanted.pid, &wanted.instance) {
+        (Some(pid), _) => (format!("--pid {pid}"), search.find_pid(pid)),
+        (None, Some(name)) => (format!("--instance {name}"), search.find_instance(name)),
+        (None, None) => {
+            return only_process(search.processes().map_err(unreadable)?);
+        }
+    };
+    if let Some(process) = found.map_err(unreadable)? {
+        return Ok(process);
+    }
+    let running = search.all_processes().map_err(unreadable)?;
+    Err(Error::usage(if running.is_empty() {
+        format!("{option}: no tenmil process of this user runs, expected one")
+    } else {
+        let listed = processes_text(&running);
+        format!(
+            "{option}: it is no tenmil process of this user that runs, expected one of {listed}"
+        )
+    }))
 }
 
-/// Selects the process with the given ID, or the only one that is running.
-pub(super) fn choose_process(wanted: Option<u32>, running: &[u32]) -> Result<u32, Error> {
-    match (wanted, running) {
-        (Some(pid), _) if running.contains(&pid) => Ok(pid),
-        (None, [pid]) => Ok(*pid),
-        (None, []) => Err(Error::usage("no tenmil process of this user runs, expected one")
+fn only_process(mut running: Vec<ListeningProcess>) -> Result<ListeningProcess, Error> {
+    match (running.pop(), running.len()) {
+        (Some(process), 0) => Ok(process),
+        (None, _) => Err(Error::usage("no tenmil process of this user runs, expected one")
             .with_hint("start one that runs for a while, such as `tenmil perf emu:null -t 60`")),
-        (None, _) => Err(Error::usage(format!(
-            "{} tenmil processes run, expected --pid with one of {}",
-            running.len(),
-            processes_text(running)
-        ))),
-        (Some(pid), []) => Err(Error::usage(format!(
-            "--pid {pid}: no tenmil process of this user runs, expected one"
-        ))),
-        (Some(pid), _) => Err(Error::usage(format!(
-            "--pid {pid}: it is no tenmil process of this user that runs, expected one of {}",
-            processes_text(running)
-        ))),
+        (Some(last), others) => {
+            running.push(last);
+            Err(Error::usage(format!(
+                "{} tenmil processes run, expected --pid with one of {}",
+                others + 1,
+                processes_text(&running)
+            )))
+        }
     }
 }
 
-/// `4711 (tenmil perf), 4712 (tenmil perf -t 60)`.
-fn processes_text(running: &[u32]) -> String {
-    let one = |pid: &u32| match command_line(*pid) {
-        Some(words) => {
-            let words: String = words
-                .join(" ")
-                .chars()
-                .filter(|c| !tenmil_base::text::is_terminal_control(*c))
-                .take(60)
-                .collect();
-            format!("{pid} ({words})")
+/// `4711 (tenmil perf), 4712 (db: tenmil serve …)`.
+fn processes_text(running: &[ListeningProcess]) -> String {
+    let one = |process: &ListeningProcess| {
+        let ListeningProcess { pid, instance, .. } = process;
+        let name = instance.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        match command_line(*pid) {
+            Some(words) => format!("{pid} ({name}{})", shortened(&words)),
+            None => pid.to_string(),
         }
-        None => pid.to_string(),
     };
     running.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Begin of a command line, on one line.
+pub(super) fn shortened(words: &[String]) -> String {
+    let words = words.join(" ");
+    words.chars().filter(|c| !tenmil_base::text::is_terminal_control(*c)).take(60).collect()
 }
 
 /// Converts an RPC error of the server or client to a command error.
@@ -204,26 +283,47 @@ pub(super) fn command_error(refusal: RpcError) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::choose_process;
+    use tenmil_linux::running_processes::{ListeningProcess, ProcessSearch};
+    use tenmil_linux::runtime_directory::RuntimeDirectory;
+
+    use super::{ProcessSelector, choose_process, only_process};
+
+    fn process(pid: u32, instance: Option<&str>) -> ListeningProcess {
+        let instance = instance.map(str::to_owned);
+        ListeningProcess { pid, uid: 0, instance, socket: "/run/x".into() }
+    }
 
     #[test]
     fn only_process_is_selected_by_default() {
-        assert_eq!(choose_process(None, &[7]), Ok(7));
-        assert_eq!(choose_process(Some(8), &[7, 8]), Ok(8));
+        assert_eq!(only_process(vec![process(7, None)]).unwrap().pid, 7);
     }
 
     #[test]
     fn none_or_several_processes_are_an_error_that_lists_them() {
-        let none = choose_process(None, &[]).unwrap_err();
+        let none = only_process(Vec::new()).unwrap_err();
         assert_eq!(none.category.exit_code(), 2);
         assert!(none.hint.unwrap().contains("tenmil perf"));
         let us = std::process::id();
-        let several = choose_process(None, &[us, u32::MAX]).unwrap_err();
+        let several = only_process(vec![process(us, Some("db")), process(u32::MAX, None)]);
+        let several = several.unwrap_err();
         assert!(several.text.starts_with("2 tenmil processes run, expected --pid with one of "));
-        assert!(several.text.contains(&format!("{us} (")), "with its command line: {several}");
+        assert!(several.text.contains(&format!("{us} (db: ")), "with its command line: {several}");
         assert!(several.text.ends_with("4294967295"), "{several}");
-        let other = choose_process(Some(5), &[u32::MAX]).unwrap_err();
-        assert!(other.text.starts_with("--pid 5: ") && other.text.ends_with("4294967295"));
-        assert!(choose_process(Some(5), &[]).unwrap_err().text.starts_with("--pid 5: "));
+    }
+
+    #[test]
+    fn process_that_does_not_run_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = RuntimeDirectory::at_path(root.path().join("run")).unwrap();
+        let search = ProcessSearch::in_directory(directory.clone());
+        let by_pid = ProcessSelector { pid: Some(5), ..ProcessSelector::default() };
+        let refused = choose_process(&by_pid, &search).unwrap_err();
+        assert!(refused.text.starts_with("--pid 5: no tenmil process"), "{refused}");
+        let _other = std::os::unix::net::UnixListener::bind(directory.socket_of(7)).unwrap();
+        let refused = choose_process(&by_pid, &search).unwrap_err();
+        assert!(refused.text.contains("expected one of 7"), "{refused}");
+        let by_name = ProcessSelector { instance: Some("a".into()), ..ProcessSelector::default() };
+        let refused = choose_process(&by_name, &search).unwrap_err();
+        assert!(refused.text.starts_with("--instance a: "), "{refused}");
     }
 }

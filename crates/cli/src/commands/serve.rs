@@ -28,6 +28,7 @@ use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
 use tenmil_rpc::target_config::TargetConfig;
 use tenmil_rpc::{EventRelay, EventSender, RpcServer};
 
+use super::control_options::ControlOptions;
 use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzero_bytes};
 use listen_address::{TransportAddress, parse_listen};
 use nvme_tcp::ConfigWithText;
@@ -210,6 +211,9 @@ pub(super) struct ServeArguments {
     /// Print the ready message as JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    control: ControlOptions,
 }
 
 /// Whether connections use TLS.
@@ -338,6 +342,7 @@ pub(super) fn run_serve(
     // Also without a file: `kill -HUP $(pidof tenmil)` reaches every server of the machine.
     tenmil_linux::signal::request_reload_on_sighup()
         .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
+    arguments.control.or_from_environment().prepare()?;
     if let Some(path) = &arguments.config {
         check_transport_options(arguments, ServeTransport::NvmeTcp)?;
         return nvme_tcp::serve_nvme_tcp(arguments, read_configuration(path)?, out);

@@ -41,6 +41,6 @@ Examples:
 /// Calls the method and prints its result.
 pub(super) fn run_set(arguments: &SetArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
     let SetArguments { name, parameters, process, json } = arguments;
-    write_stdout(out, &call_method(MethodKind::Set, name, parameters, *process, *json)?)?;
+    write_stdout(out, &call_method(MethodKind::Set, name, parameters, process, *json)?)?;
     Ok(ExitCode::SUCCESS)
 }

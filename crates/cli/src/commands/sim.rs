@@ -2,6 +2,7 @@
 
 use clap::Args;
 
+use super::control_options::ControlOptions;
 use super::perf::parse_integer;
 use crate::simulation::SimOptions;
 
@@ -37,6 +38,9 @@ pub(super) struct SimArguments {
     /// each by one of the seeds
     #[arg(long, conflicts_with = "seed")]
     injected_bugs: bool,
+
+    #[command(flatten)]
+    pub(super) control: ControlOptions,
 }
 
 const EXAMPLES: &str = "\

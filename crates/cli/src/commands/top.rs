@@ -7,10 +7,9 @@ use std::process::ExitCode;
 use clap::Args;
 use tenmil_base::{Error, Span};
 
-use super::rpc_endpoint::{
-    ProcessSelector, choose_process, connect_to_process, listening_processes, runtime_directory,
-};
+use super::rpc_endpoint::{ProcessSelector, choose_process, connect_to_process, process_search};
 use super::write_stdout;
+use crate::top::WatchedProcess;
 use tenmil_bench::balance::restore_frequencies;
 use tenmil_block::quantity_parser::parse_time;
 use tenmil_linux::kernel_files::KernelFiles;
@@ -58,30 +57,36 @@ fn parse_interval(text: &str) -> Result<Span, String> {
 
 /// Runs the live view, or prints one sample.
 pub(super) fn run_top(arguments: &TopArguments, out: &mut dyn Write) -> Result<ExitCode, Error> {
-    let TopArguments { process, json, once, interval } = *arguments;
-    if json {
+    let TopArguments { process, json, once, interval } = arguments;
+    let interval = *interval;
+    if *json {
         write_stdout(
             out,
             &crate::top::sample_twice_as_json(&mut connect_to_process(process)?, interval)?,
         )?;
-    } else if once || !is_terminal() {
+    } else if *once || !is_terminal() {
         write_stdout(
             out,
             &crate::top::sample_twice_as_text(&mut connect_to_process(process)?, interval)?,
         )?;
     } else {
-        let directory = runtime_directory()?;
-        restore_frequencies(&KernelFiles::live_system(), &directory, &|text| {
+        let search = process_search()?;
+        let directory = search.own_directory();
+        restore_frequencies(&KernelFiles::live_system(), directory, &|text| {
             tracing::info!("{text}")
         });
-        if let Some(pid) = process.pid {
+        let selected = match process.socket() {
+            Some(path) => Some(WatchedProcess::AtSocket(path)),
             // A process that does not exist at the start is a usage error; one that exits later is
             // awaited.
-            choose_process(Some(pid), &listening_processes(&directory)?)?;
-        }
+            None if process.pid.is_some() || process.instance.is_some() => {
+                Some(WatchedProcess::Pid(choose_process(process, &search)?.pid))
+            }
+            None => None,
+        };
         crate::top::run_live_view(
-            directory,
-            process.pid,
+            search,
+            selected,
             interval,
             is_colored(no_color_variable().as_deref()),
         )?;

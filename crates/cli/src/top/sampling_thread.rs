@@ -1,12 +1,13 @@
 //! Sampling thread: queries the watched process periodically, so that the screen never blocks.
 
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
 use serde_json::Value;
 use tenmil_base::{Error, Span};
 use tenmil_linux::process_stats::command_line;
-use tenmil_linux::runtime_directory::RuntimeDirectory;
+use tenmil_linux::running_processes::ProcessSearch;
 use tenmil_linux::{Clock, NamedThread, StopFlag};
 use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
 
@@ -24,6 +25,15 @@ pub(crate) struct SamplerHandle {
     _thread: NamedThread<()>,
 }
 
+/// Selected process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum WatchedProcess {
+    /// Process of this identifier.
+    Pid(u32),
+    /// Process that listens at this socket.
+    AtSocket(PathBuf),
+}
+
 /// Interval at which the thread checks for a stop or a command.
 const POLL_INTERVAL: Span = Span::from_ms(50);
 /// Interval at which running processes are listed.
@@ -34,19 +44,19 @@ const FIRST_INTERVAL: Span = Span::from_ms(250);
 const EVENTS_MAX: usize = 64;
 
 impl SamplerHandle {
-    /// Starts a thread that watches `pid`, or the only running process, and samples it every
-    /// `interval`.
+    /// Starts a thread that watches the selected process, or the only running one, and samples it
+    /// every `interval`.
     pub(crate) fn start(
-        directory: RuntimeDirectory,
-        pid: Option<u32>,
+        search: ProcessSearch,
+        selected: Option<WatchedProcess>,
         interval: Span,
     ) -> Result<Self, Error> {
         let (requests, request_receiver) = sync_channel(16);
         let (updates, new_events) = sync_channel(256);
         let clock = Clock::on_kernel_clock();
         let watcher = Sampler {
-            directory,
-            pid,
+            search,
+            selected,
             must_list: false,
             interval,
             request_receiver,
@@ -77,9 +87,9 @@ impl SamplerHandle {
 
 /// State of the sampling thread.
 struct Sampler {
-    directory: RuntimeDirectory,
+    search: ProcessSearch,
     /// Process to watch; without one, the only running process.
-    pid: Option<u32>,
+    selected: Option<WatchedProcess>,
     /// The user requested the list, so it is shown even if only one process runs.
     must_list: bool,
     interval: Span,
@@ -111,45 +121,46 @@ impl Sampler {
     }
 
     fn handle_request(&mut self, request: SamplerRequest) {
-        (self.pid, self.must_list) = match request {
-            SamplerRequest::Attach(pid) => (Some(pid), false),
+        (self.selected, self.must_list) = match request {
+            SamplerRequest::Attach(pid) => (Some(WatchedProcess::Pid(pid)), false),
             SamplerRequest::List => (None, true),
         };
     }
 
     /// Lists the running processes, and connects to the selected one.
     fn find_process(&self) -> Result<Option<RpcClient>, WatchEnd> {
-        let running = match self.directory.listening_processes() {
+        if let Some(WatchedProcess::AtSocket(path)) = &self.selected {
+            return self.attach_or_report(path);
+        }
+        let found = match &self.selected {
+            Some(WatchedProcess::Pid(pid)) => {
+                self.search.find_pid(*pid).map(|found| found.into_iter().collect())
+            }
+            _ => self.search.processes(),
+        };
+        let running = match found {
             Ok(running) => running,
             Err(error) => {
-                let path = self.directory.path().display();
+                let path = self.search.own_directory().path().display();
                 let why = format!("look into {path}: {error}");
                 return self.send_update(SamplerUpdate::Silent(why)).map(|()| None);
             }
         };
-        let pid = match (self.pid, running.as_slice()) {
-            (Some(pid), running) => running.contains(&pid).then_some(pid),
-            (None, [pid]) if !self.must_list => Some(*pid),
-            (None, _) => None,
-        };
-        let Some(pid) = pid else {
-            let listed =
-                running.iter().filter(|_| self.pid.is_none()).map(|pid| running_process(*pid));
-            return self.send_update(SamplerUpdate::Running(listed.collect())).map(|()| None);
-        };
-        match self.attach_to_process(pid) {
-            Ok((client, new_events)) => self.send_update(new_events).map(|()| Some(client)),
-            Err(refused) => self.send_update(SamplerUpdate::Silent(refused.text)).map(|()| None),
+        match running.as_slice() {
+            [process] if !self.must_list => self.attach_or_report(&process.socket),
+            processes => {
+                let listed = processes.iter().map(|process| running_process(process.pid));
+                self.send_update(SamplerUpdate::Running(listed.collect())).map(|()| None)
+            }
         }
     }
 
-    fn attach_to_process(&self, pid: u32) -> Result<(RpcClient, SamplerUpdate), Error> {
-        let path = self.directory.socket_of(pid);
-        let mut client = RpcClient::connect(&path, TIME_LIMIT).map_err(command_error)?;
-        let process = process_queries::query_process(&mut client)?;
-        // A process without events is watched all the same.
-        let _ = process_queries::call_method(&mut client, "events");
-        Ok((client, SamplerUpdate::Attached(process)))
+    /// Connects to the process at a socket, or reports why that failed.
+    fn attach_or_report(&self, socket: &Path) -> Result<Option<RpcClient>, WatchEnd> {
+        match attach_to_process(socket) {
+            Ok((client, new_events)) => self.send_update(new_events).map(|()| Some(client)),
+            Err(refused) => self.send_update(SamplerUpdate::Silent(refused.text)).map(|()| None),
+        }
     }
 
     /// Samples the process periodically and forwards its events.
@@ -211,6 +222,14 @@ impl Sampler {
     }
 }
 
+fn attach_to_process(socket: &Path) -> Result<(RpcClient, SamplerUpdate), Error> {
+    let mut client = RpcClient::connect(socket, TIME_LIMIT).map_err(command_error)?;
+    let process = process_queries::query_process(&mut client)?;
+    // A process without events is watched all the same.
+    let _ = process_queries::call_method(&mut client, "events");
+    Ok((client, SamplerUpdate::Attached(process)))
+}
+
 fn running_process(pid: u32) -> RunningProcess {
     let command_line = command_line(pid).unwrap_or_default().join(" ");
     RunningProcess { pid, command_line }
@@ -225,12 +244,13 @@ fn event_line(event: &Value) -> EventLine {
 mod tests {
     use tenmil_base::Span;
     use tenmil_linux::Clock;
+    use tenmil_linux::running_processes::ProcessSearch;
     use tenmil_linux::runtime_directory::RuntimeDirectory;
     use tenmil_rpc::{
         Event, EventKind, ProcessParts, ProgramInfo, RpcServer, TABLE, event_channel,
     };
 
-    use super::SamplerHandle;
+    use super::{SamplerHandle, WatchedProcess};
     use crate::top::app_state::SamplerUpdate;
     use crate::top::key_bindings::SamplerRequest;
 
@@ -254,7 +274,8 @@ mod tests {
         }
 
         fn test_sampler(&self, pid: Option<u32>) -> SamplerHandle {
-            SamplerHandle::start(self.directory.clone(), pid, Span::from_ms(20)).unwrap()
+            let search = ProcessSearch::in_directory(self.directory.clone());
+            SamplerHandle::start(search, pid.map(WatchedProcess::Pid), Span::from_ms(20)).unwrap()
         }
     }
 

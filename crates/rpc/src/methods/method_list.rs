@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::error::RpcError;
 use crate::json_schema::table_schema;
-use crate::method::{CallContext, Method, MethodKind};
+use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
+use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
 
 pub(super) const METHODS: &[Method] = &[
@@ -34,7 +35,12 @@ pub(super) const METHODS: &[Method] = &[
     Method {
         verb: MethodKind::Subscribe,
         name: "events",
-        parameters: &[],
+        parameters: &[Parameter {
+            name: "kind",
+            kind: ParamType::Texts { len_max: 64, count_max: 64 },
+            need: ParamDefault::Optional,
+            help: "kinds of events",
+        }],
         answer: ResultType::Record(&[FieldSchema::new(
             "kinds",
             ResultType::Texts,

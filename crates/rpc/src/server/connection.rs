@@ -1,155 +1,250 @@
-//! Served connection: a session and its socket.
+//! Task of a connection: HTTP by hyper, with time limits and bounds.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
-use tenmil_base::Instant;
-use tenmil_linux::local_socket::{LocalConnection, PeerCredentials, RecvResult};
-use tenmil_linux::poll_set::{Interest, PollSet};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::rt::{Sleep, Timer};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
 
-use crate::error::RpcError;
-use crate::event::Event;
-use crate::session::{LineResult, ServerContext, Session, SessionLimits};
+use super::ServerState;
+use super::admission::{ConnectionState, Peer};
+use super::control_stream::{ControlSocket, ControlStream};
+use super::event_stream::EventQueue;
+use super::reply_body::{ReplyBody, RequestGuard};
+use super::request_checks::{RequestHead, check_request_head};
+use crate::api::{ApiReply, ApiRequest, ApiResponse, DeferredResponse};
+use crate::error::{ErrorCode, RpcError};
 
-/// Served connection.
-pub(super) struct ServerConnection {
-    connection: LocalConnection,
-    peer: PeerCredentials,
-    session: Session,
-    /// Whether the socket was reported readable.
-    pub(super) readable: bool,
-    /// Readiness that the epoll set waits for.
-    interest: Interest,
-    /// Whether an event or an end was queued since the last iteration.
-    has_queued: bool,
-    broken: bool,
+/// Longest head of a request.
+const HEAD_MAX: usize = 32 << 10;
+/// Longest body of a request.
+pub(super) const BODY_MAX: usize = 64 << 10;
+/// Time limit for the head of a request, from the end of the previous one.
+pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Headers of every response. The page has scripts and styles of this server only, and is in no frame.
+const COMMON_HEADERS: [(HeaderName, &str); 5] = [
+    (
+        hyper::header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (hyper::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (hyper::header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (CACHE_CONTROL, "no-store"),
+];
+const EVENT_STREAM: &str = "text/event-stream";
+
+/// Serves a connection until it is closed by either side.
+pub(super) async fn serve_connection(
+    server: Rc<ServerState>,
+    connection: Rc<ConnectionState>,
+    stream: ControlStream,
+) {
+    let _entry = ConnectionEntry { server: Rc::clone(&server), state: Rc::clone(&connection) };
+    let service = service_fn(|request| {
+        let (server, connection) = (Rc::clone(&server), Rc::clone(&connection));
+        async move { Ok::<_, Infallible>(respond(&server, connection, request).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(RuntimeTimer)
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_MAX)
+        .serve_connection(stream, service);
+    let (mut serving, mut closed) = (pin!(serving), pin!(connection.close.notified()));
+    let mut finish = pin!(connection.finish.notified());
+    let mut is_finishing = false;
+    poll_fn(|context| {
+        if closed.as_mut().poll(context).is_ready() {
+            return Poll::Ready(());
+        }
+        if !is_finishing && finish.as_mut().poll(context).is_ready() {
+            is_finishing = true;
+            serving.as_mut().graceful_shutdown();
+        }
+        // An error concerns this client alone, which has gone or violated the protocol.
+        serving.as_mut().poll(context).map(drop)
+    })
+    .await;
 }
 
-/// Largest number of lines processed in an iteration.
-const LINES_MAX: usize = 4;
-/// Largest number of file descriptors per receive call.
-const FILES_MAX: usize = 1;
-/// Largest number of bytes received in an iteration.
-const READ_LEN: usize = 16 << 10;
+/// Sends an error to a client that is not admitted, if that is possible without blocking.
+pub(super) fn reject_connection(socket: &ControlSocket, refusal: &RpcError) {
+    let response = ApiResponse::error(refusal);
+    let status = StatusCode::from_u16(response.status).unwrap_or_default();
+    let mut bytes = format!(
+        "HTTP/1.1 {status}\r\ncontent-type: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        response.content_type,
+        response.body.len()
+    )
+    .into_bytes();
+    bytes.extend_from_slice(&response.body);
+    // The client may have gone.
+    let _ = socket.send(&bytes);
+}
 
-impl ServerConnection {
-    pub(super) fn new(
-        now: Instant,
-        connection: LocalConnection,
-        peer: PeerCredentials,
-        limits: SessionLimits,
-    ) -> Self {
-        let client = format!("process {} of uid {}", peer.pid, peer.uid);
-        Self {
-            connection,
-            peer,
-            session: Session::new(now, client, limits),
-            readable: false,
-            interest: Interest { readable: true, writable: false },
-            has_queued: false,
-            broken: false,
+/// Connection in the server's list.
+struct ConnectionEntry {
+    server: Rc<ServerState>,
+    state: Rc<ConnectionState>,
+}
+
+impl Drop for ConnectionEntry {
+    fn drop(&mut self) {
+        self.server.connections.remove(&self.state);
+    }
+}
+
+async fn respond(
+    server: &ServerState,
+    connection: Rc<ConnectionState>,
+    request: Request<Incoming>,
+) -> Response<ReplyBody> {
+    let guard = RequestGuard::new(Rc::clone(&connection));
+    let reply = match answer_request(server, &connection, request).await {
+        Ok(reply) => reply,
+        Err(refusal) => ApiReply::Now(ApiResponse::error(&refusal)),
+    };
+    let response = match reply {
+        ApiReply::Now(response) => response,
+        ApiReply::Later(deferred) => await_deferred_response(server, deferred).await,
+        ApiReply::Events(kinds) => {
+            let queue = Rc::new(EventQueue::new(kinds));
+            connection.subscribe(Rc::clone(&queue));
+            return http_response(200, EVENT_STREAM, ReplyBody::events(queue, guard));
+        }
+    };
+    if let Some(event) = &response.changed {
+        server.broadcast(event);
+    }
+    let body = ReplyBody::whole(response.body, guard);
+    let mut sent = http_response(response.status, response.content_type, body);
+    for (name, value) in response.headers {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            sent.headers_mut().insert(name, value);
         }
     }
+    sent
+}
 
-    pub(super) fn peer(&self) -> PeerCredentials {
-        self.peer
+async fn answer_request(
+    server: &ServerState,
+    connection: &ConnectionState,
+    request: Request<Incoming>,
+) -> Result<ApiReply, RpcError> {
+    let (head, body) = request.into_parts();
+    let (verb, path) = (head.method.as_str(), head.uri.path());
+    let is_tcp = matches!(connection.peer, Peer::Tcp(_));
+    let checked = RequestHead { verb, path, headers: &head.headers, is_tcp };
+    check_request_head(checked, server.token.as_ref())?;
+    let body = read_body(body).await?;
+    let (query, client) = (head.uri.query().unwrap_or_default(), connection.client_text());
+    let (client, passed) = (client.as_str(), &connection.passed);
+    Ok(server.api.answer(ApiRequest { verb, path, query, body: &body, client, passed }))
+}
+
+/// Receives the body of a request.
+async fn read_body(body: Incoming) -> Result<Vec<u8>, RpcError> {
+    let too_large = || {
+        let text = format!("request: body of more than {BODY_MAX} bytes, expected a shorter one");
+        RpcError::usage(ErrorCode::TooLarge, text)
+    };
+    if body.is_end_stream() {
+        return Ok(Vec::new());
     }
-
-    /// Whether there is work that no file descriptor will signal.
-    pub(super) fn has_unsignaled_work(&self) -> bool {
-        self.has_queued || self.session.can_process_line()
+    if body.size_hint().lower() > BODY_MAX as u64 {
+        return Err(too_large());
     }
-
-    pub(super) fn deadline(&self) -> Instant {
-        self.session.deadline()
-    }
-
-    /// Queues an event for the next iteration.
-    pub(super) fn queue_event(&mut self, line: &[u8]) {
-        let before = self.session.unsent_bytes().len();
-        self.session.queue_event(line);
-        self.has_queued |=
-            self.session.unsent_bytes().len() != before || self.session.close_reason().is_some();
-    }
-
-    /// Sends an error to a rejected client, if that is possible without blocking.
-    pub(super) fn reject(mut self, now: Instant, refusal: RpcError) {
-        self.session.reject_client(refusal);
-        self.flush(now);
-    }
-
-    /// One iteration: one receive, a few lines, one send. Returns the events to emit.
-    pub(super) fn poll(&mut self, now: Instant, served: ServerContext<'_>) -> Vec<Event> {
-        self.has_queued = false;
-        if std::mem::take(&mut self.readable) {
-            self.receive(now);
-        }
-        let mut events = Vec::new();
-        for _ in 0..LINES_MAX {
-            match self.session.process_line(served) {
-                LineResult::Nothing => break,
-                LineResult::Replied => {}
-                LineResult::Changed(event) => events.push(event),
+    let (mut body, mut bytes) = (pin!(body), Vec::new());
+    let mut timeout = pin!(tokio::time::sleep(BODY_TIMEOUT));
+    poll_fn(|context| {
+        loop {
+            let Poll::Ready(frame) = body.as_mut().poll_frame(context) else {
+                let seconds = BODY_TIMEOUT.as_secs();
+                let text = format!("request: body not ended after {seconds} s, expected all of it");
+                let late = RpcError::usage(ErrorCode::Timeout, text);
+                return timeout.as_mut().poll(context).map(|()| Err(late));
+            };
+            let frame = match frame {
+                None => return Poll::Ready(Ok(std::mem::take(&mut bytes))),
+                Some(Err(error)) => {
+                    let text = format!("request: body: {error}, expected all of it");
+                    return Poll::Ready(Err(RpcError::usage(ErrorCode::NotARequest, text)));
+                }
+                Some(Ok(frame)) => frame,
+            };
+            // Trailers are ignored.
+            let Ok(data) = frame.into_data() else { continue };
+            if bytes.len() + data.len() > BODY_MAX {
+                return Poll::Ready(Err(too_large()));
             }
+            bytes.extend_from_slice(&data);
         }
-        self.flush(now);
-        self.session.close_if_timed_out(now);
-        events
-    }
+    })
+    .await
+}
 
-    fn receive(&mut self, now: Instant) {
-        let mut bytes = [0; READ_LEN];
-        let room = self.session.receive_capacity_bytes().min(READ_LEN);
-        if room == 0 {
-            return;
+/// Waits until another thread has completed the reply. Other connections are served meanwhile.
+async fn await_deferred_response(server: &ServerState, deferred: DeferredResponse) -> ApiResponse {
+    loop {
+        let mut notified = pin!(server.replies.notified());
+        // From here on no notification is missed.
+        notified.as_mut().enable();
+        if let Some(result) = deferred.pending.take_result() {
+            return deferred.finish(result);
         }
-        let mut files = Vec::new();
-        let received = self.connection.receive_files(&mut bytes[..room], &mut files, FILES_MAX);
-        files.into_iter().for_each(|file| self.session.store_received_fd(file));
-        match received {
-            Ok(RecvResult::Bytes(count)) => {
-                self.session.receive(now, &bytes[..count]);
-            }
-            Ok(RecvResult::WouldBlock) => {}
-            Ok(RecvResult::Eof) => self.session.handle_stream_end(),
-            Err(_) => self.broken = true,
-        }
-    }
-
-    /// Sends as much as the socket accepts.
-    pub(super) fn flush(&mut self, now: Instant) {
-        if self.session.unsent_bytes().is_empty() {
-            return;
-        }
-        match self.connection.send(self.session.unsent_bytes()) {
-            Ok(count) => self.session.record_sent(now, count),
-            Err(_) => self.broken = true,
-        }
-    }
-
-    /// Updates the epoll registration. Returns false if the connection is to be closed.
-    pub(super) fn update_registration(&mut self, watch: &PollSet, token: u64) -> bool {
-        if self.broken || self.session.close_reason().is_some() {
-            return false;
-        }
-        let wanted = Interest {
-            readable: self.session.receive_capacity_bytes() > 0,
-            writable: !self.session.unsent_bytes().is_empty(),
-        };
-        if wanted != self.interest {
-            self.interest = wanted;
-            return self.set_interest(watch, token).is_ok();
-        }
-        true
-    }
-
-    fn set_interest(&self, watch: &PollSet, token: u64) -> io::Result<()> {
-        watch.modify(&self.connection, token, self.interest)
+        notified.await;
     }
 }
 
-impl AsFd for ServerConnection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.as_fd()
+fn http_response(status: u16, content_type: &'static str, body: ReplyBody) -> Response<ReplyBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
+    let headers = response.headers_mut();
+    for (name, value) in COMMON_HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// Timer of the runtime, for hyper.
+#[derive(Clone, Copy, Debug)]
+struct RuntimeTimer;
+
+struct RuntimeSleep(Pin<Box<tokio::time::Sleep>>);
+
+impl Timer for RuntimeTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn Sleep>> {
+        Box::pin(RuntimeSleep(Box::pin(tokio::time::sleep(duration))))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn Sleep>> {
+        Box::pin(RuntimeSleep(Box::pin(tokio::time::sleep_until(deadline.into()))))
+    }
+
+    fn now(&self) -> Instant {
+        tokio::time::Instant::now().into()
     }
 }
+
+impl Future for RuntimeSleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.get_mut().0.as_mut().poll(context)
+    }
+}
+
+impl Sleep for RuntimeSleep {}

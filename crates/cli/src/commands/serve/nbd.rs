@@ -78,6 +78,7 @@ pub(super) fn serve_nbd(
         state.with_part(NbdExports::new(vec![Arc::clone(&served)], clock)).with_part(devices);
     let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
+    rpc_endpoint::set_ready(&requested);
     write_stdout(out, &ready_message(arguments, &served, &server, &required))?;
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = server.next_event() {

@@ -107,6 +107,7 @@ pub(super) fn serve_nvme_tcp(
         published.set_event_sender(announcer.clone());
     }
     sandbox::drop_rights(arguments, &served_parts(&standing), event_sender(&asking));
+    rpc_endpoint::set_ready(&asking);
     write_stdout(out, &ready_message(arguments.json, &standing))?;
     while !tenmil_linux::signal::is_stop_requested() {
         change_configuration(arguments, &mut standing, &published, event_sender(&asking));

@@ -383,7 +383,9 @@ fn path_rules(
             directories.into_iter().flatten().filter_map(|file| parent_directory(&file));
         directories.for_each(|directory| add(&directory, PathAccess::Read));
     }
-    let removed = parts.socket_files.iter().filter_map(|path| parent_directory(path));
+    let control = arguments.control.or_from_environment();
+    let sockets = parts.socket_files.iter().copied().chain(control.socket_path());
+    let removed = sockets.filter_map(parent_directory);
     removed.for_each(|directory| add(&directory, PathAccess::Remove));
     for file in files {
         add(&file.path, if file.is_writable { PathAccess::ReadWrite } else { PathAccess::Read });

@@ -78,6 +78,7 @@ pub(super) fn serve_ublk(
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
     let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
+    rpc_endpoint::set_ready(&requested);
     write_stdout(out, &ready_message(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::is_stop_requested() && server.has_active_queue() {

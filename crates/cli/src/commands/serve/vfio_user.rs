@@ -78,6 +78,7 @@ pub(super) fn serve_vfio_user(
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(served.collect()));
     let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
+    rpc_endpoint::set_ready(&requested);
     write_stdout(out, &line)?;
     run_until_stopped(requested, reactors, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {

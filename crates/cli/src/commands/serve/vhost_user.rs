@@ -62,6 +62,7 @@ pub(super) fn serve_vhost_user(
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
     let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
+    rpc_endpoint::set_ready(&requested);
     write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
     run_until_stopped(requested, reactors, "front end", || {
         log_device_event(uri, &descriptor, || server.notify_resize());
