@@ -3,6 +3,7 @@
 use std::fmt;
 use std::os::fd::BorrowedFd;
 
+use rustix::fs::FsWord;
 use rustix::mm::{MapFlags, ProtFlags};
 use tenmil_base::RegionId;
 
@@ -69,7 +70,7 @@ pub enum ForeignMapError {
         /// Whether it is a regular file.
         is_file: bool,
         /// File system type, from `fstatfs`.
-        system: i64,
+        system: FsWord,
     },
     /// The region cannot be created.
     NoRegion(RegionError),
@@ -84,9 +85,9 @@ pub enum ForeignMapError {
 
 const PAGE: u64 = 4096;
 /// File system type of files with huge pages (linux/magic.h); their block size is the page size.
-const HUGETLBFS: i64 = 0x9584_58f6;
+const HUGETLBFS: FsWord = 0x9584_58f6;
 /// File system type of `tmpfs`, which also contains memfds without huge pages.
-const TMPFS: i64 = 0x0102_1994;
+const TMPFS: FsWord = 0x0102_1994;
 
 impl RegionTable {
     /// Maps a range of `file` as a region. The region does not need the descriptor afterwards.
