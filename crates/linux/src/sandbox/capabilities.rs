@@ -165,7 +165,13 @@ pub fn thread_capabilities() -> Result<ThreadCapabilities, Errno> {
 }
 
 /// Sets the capabilities of the current thread. Async-signal-safe.
+///
+/// A thread that has exactly these makes no call: where a service manager has dropped them, its filter of system
+/// calls denies capset(2).
 pub(super) fn set_thread_capabilities(sets: ThreadCapabilities) -> Result<(), Errno> {
+    if thread_capabilities() == Ok(sets) {
+        return Ok(());
+    }
     let mut header = CapabilityHeader { version: VERSION, pid: 0 };
     #[expect(clippy::cast_possible_truncation, reason = "a half at a time")]
     let half = |shift: u32| CapabilityWords {
