@@ -15,7 +15,8 @@
 //! | [`thread_state`] | state, system call and stack of another thread of this process |
 //! | [`signal`] | SIGINT, SIGTERM and SIGHUP as flags |
 //! | [`pty`] | pseudo-terminal for tests of interactive programs |
-//! | [`process_log`] | non-blocking log lines, rate-limited per cause |
+//! | [`process_log`], [`journal`] | non-blocking log, rate-limited per cause; the journal of systemd |
+//! | [`notify`], [`passed_sockets`] | notifications to systemd, and sockets that it passes |
 //! | [`local_socket`], [`runtime_directory`] | Unix sockets between a user's processes |
 //! | [`sandbox`] | capabilities, Landlock, seccomp and the user of a server that runs |
 //! | [`socket`] | non-blocking streams for the network protocols |
@@ -47,6 +48,8 @@
 //!   move to another thread. The model checker verifies the lock that ensures this.
 //! - A signal handler uses atomics, a timer, a non-blocking write, and `_exit` only.
 //! - A buffer for secrets owns its slot of a mapping that is unmapped only when all slots are free.
+//! - A descriptor that a service manager has passed is owned once: the variables that name it are read once,
+//!   before the process opens sockets, and a descriptor that is no listening socket is left alone.
 //! - A keyring call receives strings and buffers that outlive it.
 //! - The CPU's counter is read only where the kernel itself uses it as a clock source.
 
@@ -67,6 +70,7 @@ pub mod fd_table;
 pub mod file_engine;
 pub mod frequency_control;
 mod io_vectors;
+pub mod journal;
 pub mod kernel_files;
 pub mod kernel_keyring;
 pub mod key_directory;
@@ -78,8 +82,10 @@ pub mod machine_environment;
 pub mod machine_identity_key;
 pub mod mailbox;
 pub mod named_thread;
+pub mod notify;
 pub mod open_files;
 pub mod owned_directory;
+pub mod passed_sockets;
 pub mod pci;
 pub mod poll_set;
 pub mod process_log;

@@ -16,6 +16,7 @@ use rustix::net::{
 use tenmil_base::Span;
 
 use crate::local_socket::LocalConnection;
+use crate::passed_sockets::take_passed_socket;
 
 /// Address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub enum ListenAddress {
 /// Listening socket.
 ///
 /// A Unix socket has mode 0600, replaces one whose listener has died, and is removed when the
-/// listener is dropped.
+/// listener is dropped. A socket that a service manager has passed is used as it is, and its file stays.
 #[derive(Debug)]
 pub struct StreamListener {
     socket: OwnedFd,
@@ -44,13 +45,16 @@ const BACKLOG: i32 = 128;
 const CONNECT_TIMEOUT: Span = Span::from_ms(100);
 
 impl StreamListener {
-    /// Starts listening.
+    /// Starts listening, at a [passed socket](crate::passed_sockets) if one has the address.
     ///
     /// # Errors
     ///
     /// `AddrInUse` if another listener is alive, `AlreadyExists` if the path is not a socket, or
     /// the error of the system call.
     pub fn open(address: &ListenAddress) -> io::Result<Self> {
+        if let Some(socket) = take_passed_socket(address)? {
+            return Ok(Self { socket, address: address.clone(), inode: None });
+        }
         match address {
             ListenAddress::Path(path) => Self::open_path(path),
             ListenAddress::Tcp(port) => Self::open_port(*port),
