@@ -16,17 +16,18 @@ pub(super) struct LogLimiter {
 }
 
 /// Suppressed lines of one cause.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct SuppressedSummary {
     pub(super) lines: u64,
-    pub(super) last: String,
+    pub(super) last: LogRecord,
 }
 
 #[derive(Debug)]
 struct CauseState {
     bucket: TokenBucket,
     suppressed: u64,
-    last: String,
+    /// Last suppressed record; `Some` if there is any.
+    last: Option<LogRecord>,
     /// Time of the first suppressed line.
     since: Instant,
 }
@@ -63,8 +64,8 @@ impl Default for LogLimiter {
 }
 
 impl LogLimiter {
-    /// Whether the line is to be written.
-    pub(super) fn admits_line(&mut self, record: &LogRecord, now: Instant) -> bool {
+    /// Returns the record if it is to be written.
+    pub(super) fn admit(&mut self, record: LogRecord, now: Instant) -> Option<LogRecord> {
         let total = &mut self.total;
         let is_known = self.causes.contains_key(&record.cause);
         let has_place =
@@ -76,14 +77,14 @@ impl LogLimiter {
         };
         // The total is charged second, so that a flood of one cause uses little of it.
         if cause.bucket.take_token(now) && total.take_token(now) {
-            return true;
+            return Some(record);
         }
         if cause.suppressed == 0 {
             cause.since = now;
         }
         cause.suppressed += 1;
-        cause.last.clone_from(&record.text);
-        false
+        cause.last = Some(record);
+        None
     }
 
     /// Whether suppressed lines have not been summarized yet.
@@ -108,7 +109,7 @@ impl LogLimiter {
         let causes = self.causes.values_mut().chain([&mut self.rest]);
         let cause = causes.into_iter().find(|cause| cause.suppressed > 0 && is_due(cause))?;
         let lines = std::mem::take(&mut cause.suppressed);
-        Some(SuppressedSummary { lines, last: std::mem::take(&mut cause.last) })
+        Some(SuppressedSummary { lines, last: cause.last.take()? })
     }
 
     fn all_causes(&self) -> impl Iterator<Item = &CauseState> {
@@ -127,7 +128,7 @@ fn forget_idle(causes: &mut BTreeMap<String, CauseState>, now: Instant) -> bool 
 impl CauseState {
     fn new(now: Instant) -> Self {
         let bucket = TokenBucket::new(CAUSE_LINES, CAUSE_INTERVAL, now);
-        Self { bucket, suppressed: 0, last: String::new(), since: now }
+        Self { bucket, suppressed: 0, last: None, since: now }
     }
 }
 
@@ -161,21 +162,28 @@ impl TokenBucket {
 
 #[cfg(test)]
 mod tests {
-    use tenmil_base::{Instant, Span};
+    use tenmil_base::{Instant, Span, UtcTime};
 
     use super::{CAUSE_LINES, CAUSES_MAX, LogLimiter, SuppressedSummary, TOTAL_LINES};
-    use crate::process_log::LogRecord;
+    use crate::process_log::{LogLevel, LogRecord};
 
     fn instant_at_ms(ms: u64) -> Instant {
         Instant::default().after(Span::from_ms(ms))
     }
 
     fn test_record(cause: &str) -> LogRecord {
-        LogRecord { cause: cause.into(), text: format!("note: {cause}") }
+        LogRecord {
+            cause: cause.into(),
+            at: UtcTime::from_unix_secs(0),
+            level: LogLevel::Info,
+            module: "test",
+            message: format!("about {cause}"),
+            fields: Vec::new(),
+        }
     }
 
     fn count_admitted(limiter: &mut LogLimiter, cause: &str, count: u64, now: Instant) -> u64 {
-        (0..count).map(|_| u64::from(limiter.admits_line(&test_record(cause), now))).sum()
+        (0..count).map(|_| u64::from(limiter.admit(test_record(cause), now).is_some())).sum()
     }
 
     #[test]
@@ -197,7 +205,7 @@ mod tests {
         count_admitted(&mut limiter, "a", CAUSE_LINES + 7, instant_at_ms(10));
         assert!(limiter.has_suppressed());
         assert_eq!(limiter.take_due_summary(instant_at_ms(5_009)), None);
-        let summary = SuppressedSummary { lines: 7, last: "note: a".into() };
+        let summary = SuppressedSummary { lines: 7, last: test_record("a") };
         assert_eq!(limiter.take_due_summary(instant_at_ms(5_010)), Some(summary));
         assert_eq!(limiter.take_due_summary(instant_at_ms(60_000)), None);
         assert!(!limiter.has_suppressed());
