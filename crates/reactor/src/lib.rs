@@ -79,4 +79,4 @@ pub use registry::{
 };
 pub use thread_channel::{Channel, ChannelProvider, SharedProvider};
 pub use time_accounting::TimeSource;
-pub use watchdog::{STALL_THRESHOLD, StallReport, Watchdog};
+pub use watchdog::{ProgressCheck, STALL_THRESHOLD, StallReport, StalledReactor, Watchdog};

@@ -21,6 +21,23 @@ pub struct Watchdog {
     threshold: Span,
 }
 
+/// Check for a service manager's watchdog, which restarts the process: whether reactors make progress between
+/// two calls.
+#[derive(Debug, Default)]
+pub struct ProgressCheck {
+    /// Iterations of each reactor at the last call.
+    seen: Vec<u64>,
+}
+
+/// A reactor that makes no progress.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StalledReactor {
+    /// The reactor.
+    pub reactor: ReactorId,
+    /// Poller or mailbox that it runs, or ran last.
+    pub running: Option<String>,
+}
+
 /// Iteration last observed on a reactor.
 #[derive(Clone, Copy, Debug)]
 struct ObservedIteration {
@@ -83,6 +100,29 @@ impl Watchdog {
                 directory.record_event(now, event);
             }
         }
+    }
+}
+
+impl ProgressCheck {
+    /// First reactor that is awake and has started no iteration since the last call. After a reactor has been
+    /// found, it is found again at each call until it goes on.
+    pub fn find_stalled_reactor(&mut self, directory: &Registry) -> Option<StalledReactor> {
+        let mut stalled = None;
+        for (index, reactor) in directory.reactors().enumerate() {
+            let iteration = directory.iterations_of(reactor);
+            match self.seen.get_mut(index) {
+                None => self.seen.push(iteration),
+                Some(seen) => {
+                    let is_stalled = *seen == iteration && !directory.is_reactor_asleep(reactor);
+                    *seen = iteration;
+                    if is_stalled && stalled.is_none() {
+                        let running = directory.running_poller_name(reactor);
+                        stalled = Some(StalledReactor { reactor, running });
+                    }
+                }
+            }
+        }
+        stalled
     }
 }
 

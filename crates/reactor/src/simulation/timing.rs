@@ -10,8 +10,8 @@ use super::test_pollers::{
 };
 use super::{R0, R1, Simulation};
 use crate::{
-    Context, Event, PollResult, Poller, PollerBuilder, PollerId, PollerWake, STALL_THRESHOLD,
-    SlowIterationCause, ThreadBuilder, Watchdog,
+    Context, Event, PollResult, Poller, PollerBuilder, PollerId, PollerWake, ProgressCheck,
+    STALL_THRESHOLD, SlowIterationCause, ThreadBuilder, Watchdog,
 };
 
 const PERIOD: Span = Span::from_ms(2);
@@ -418,6 +418,32 @@ fn sleeping_or_ended_reactor_reports_no_running_iteration() {
         world.advance_clock(Span { ns: 2 * STALL_THRESHOLD.ns });
     }
     assert!(!world.event_kinds().contains(&"reactor-stalled"));
+}
+
+#[test]
+fn only_an_awake_reactor_without_a_new_iteration_makes_no_progress() {
+    let mut world = Simulation::new_adaptive(1, 2);
+    let plan = ThreadBuilder::new("one")
+        .on_reactor(R0)
+        .add_poller(message_woken_poller("only", idle_poller(&new_count())));
+    world.directory.spawn(plan).unwrap();
+    world.step_all(3);
+    let mut check = ProgressCheck::default();
+    assert_eq!(
+        check.find_stalled_reactor(&world.directory),
+        None,
+        "the first call has nothing before it"
+    );
+    world.step_all(1);
+    assert_eq!(check.find_stalled_reactor(&world.directory), None);
+    for _ in 0..2 {
+        let stalled = check.find_stalled_reactor(&world.directory).unwrap();
+        assert_eq!((stalled.reactor, stalled.running.as_deref()), (R0, Some("only")));
+    }
+    world.run_until_idle();
+    for _ in 0..2 {
+        assert_eq!(check.find_stalled_reactor(&world.directory), None, "both sleep");
+    }
 }
 
 #[test]
