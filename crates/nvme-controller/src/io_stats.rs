@@ -26,6 +26,8 @@ pub struct IoStatsSource {
     table: Arc<IoStatsTable>,
     host: Arc<str>,
     cntlid: u16,
+    /// Sum of the closed queues of the controller.
+    closed: Arc<Mutex<IoStats>>,
 }
 
 /// Statistics of one queue.
@@ -63,6 +65,8 @@ struct OpenCounters {
     queue: (u16, u16),
     nsid: u32,
     counters: Arc<IoCounters>,
+    /// Where the counts are added when the queue is closed.
+    controller: Arc<Mutex<IoStats>>,
 }
 
 /// Counters in a table, until they are dropped.
@@ -79,7 +83,7 @@ const CLOSED_MAX: usize = 512;
 impl IoStatsTable {
     /// Statistics for the controller `cntlid` of a host.
     pub fn source(self: &Arc<Self>, host: &str, cntlid: u16) -> IoStatsSource {
-        IoStatsSource { table: Arc::clone(self), host: host.into(), cntlid }
+        IoStatsSource { table: Arc::clone(self), host: host.into(), cntlid, closed: Arc::default() }
     }
 
     /// Statistics of every open queue and namespace, and of every host and namespace with closed queues.
@@ -90,7 +94,7 @@ impl IoStatsTable {
         let closed = state.closed.clone();
         // Copying the numbers takes longer than a thread with queues to register should wait.
         drop(state);
-        let open = open.into_iter().map(|OpenCounters { host, queue, nsid, counters }| {
+        let open = open.into_iter().map(|OpenCounters { host, queue, nsid, counters, .. }| {
             IoStatsSample { host, queue: Some(queue), nsid, stats: snapshot(&counters) }
         });
         let closed = closed.into_iter().map(|((host, nsid), stats)| {
@@ -106,13 +110,13 @@ impl IoStatsTable {
 
     fn close(&self, id: u64) {
         let mut state = self.lock();
-        let Some(OpenCounters { host, nsid, counters, .. }) = state.open.remove(&id) else {
-            return;
-        };
+        let Some(removed) = state.open.remove(&id) else { return };
+        let OpenCounters { host, nsid, counters, controller, .. } = removed;
         let stats = snapshot(&counters);
         if stats.is_empty() {
             return;
         }
+        controller.lock().unwrap_or_else(PoisonError::into_inner).merge(&stats);
         let is_known = state.closed.contains_key(&(Arc::clone(&host), nsid));
         let host = if is_known || state.closed.len() < CLOSED_MAX { host } else { "".into() };
         let kept = state.closed.entry((host, nsid)).or_default();
@@ -120,13 +124,21 @@ impl IoStatsTable {
     }
 }
 
+impl IoStatsSource {
+    /// Statistics of the closed queues of the controller.
+    pub fn closed_queues(&self) -> IoStats {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 impl QueueIoStats {
     /// Counters of the queue's commands for a namespace.
     pub(crate) fn register(&self, nsid: u32) -> RegisteredCounters {
-        let IoStatsSource { table, host, cntlid } = &self.controller;
+        let IoStatsSource { table, host, cntlid, closed } = &self.controller;
         let counters = Arc::new(IoCounters::new(true));
         let (queue, host) = ((*cntlid, self.qid), Arc::clone(host));
-        let entry = OpenCounters { host, queue, nsid, counters: Arc::clone(&counters) };
+        let controller = Arc::clone(closed);
+        let entry = OpenCounters { host, queue, nsid, counters: Arc::clone(&counters), controller };
         let mut state = table.lock();
         let id = state.next_id;
         state.next_id += 1;

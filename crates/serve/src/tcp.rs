@@ -49,7 +49,9 @@ pub use audit::{AuthenticationAudit, ConnectionAudit, RefusalReason, TlsKeyAudit
 pub use buffer_pool::BufferPool;
 pub use connection::TargetConnection;
 pub use connection_table::ConnectionSample;
-pub use event::{AcceptedCounts, DisconnectReason, EventCounts, TargetEvent};
+pub use event::{
+    AcceptedCounts, AssociationTotals, DisconnectReason, EndedAssociation, EventCounts, TargetEvent,
+};
 pub use injected_bugs::InjectedBugs;
 pub use reservation_store::{MemoryDirectory, StateDirectory};
 pub use security::{

@@ -1,7 +1,9 @@
 //! NVMe/TCP connections of a target, and their events.
 
 use serde_json::{Value, json};
-use tenmil_serve::tcp::{ConnectionAudit, ConnectionSample, Service, TargetEvent, TlsKeyAudit};
+use tenmil_serve::tcp::{
+    ConnectionAudit, ConnectionSample, EndedAssociation, Service, TargetEvent, TlsKeyAudit,
+};
 
 use crate::event::{Event, EventKind, EventSender};
 use crate::method::{Method, MethodKind, ParamDefault, Parameter};
@@ -173,10 +175,14 @@ impl EventSender {
                 object["unreported"] = json!(unreported);
                 (REFUSED, object)
             }
-            TargetEvent::Disconnected { connection, peer, reason } => (
-                DISCONNECTED,
-                json!({ "connection": connection, "peer": peer, "reason": reason.name() }),
-            ),
+            TargetEvent::Disconnected { connection, peer, reason, association } => {
+                let mut object =
+                    json!({ "connection": connection, "peer": peer, "reason": reason.name() });
+                if let Some(association) = association {
+                    add_ended_association(&mut object, association);
+                }
+                (DISCONNECTED, object)
+            }
             TargetEvent::Notice(_) | TargetEvent::Error(_) => (ERROR, json!({})),
         };
         self.emit(Event { kind, text: new_events.to_string(), about });
@@ -192,6 +198,21 @@ impl EventSender {
         };
         self.emit(Event { kind, text, about });
     }
+}
+
+/// Adds what is known of an association that has ended.
+fn add_ended_association(object: &mut Value, ended: &EndedAssociation) {
+    let EndedAssociation { host, subsystem, cntlid, lasted, totals } = ended;
+    object["host"] = json!(host);
+    object["subsystem"] = json!(subsystem);
+    object["controller"] = json!(cntlid);
+    object["duration_ns"] = json!(lasted.ns);
+    object["reads"] = json!(totals.reads);
+    object["read_bytes"] = json!(totals.read_bytes);
+    object["writes"] = json!(totals.writes);
+    object["written_bytes"] = json!(totals.written_bytes);
+    object["others"] = json!(totals.others);
+    object["errors"] = json!(totals.errors);
 }
 
 /// Audit of a connection as an object.
@@ -233,8 +254,8 @@ mod tests {
     use tenmil_dma::RegionTable;
     use tenmil_nvme_auth::{Concatenation, Group, Hash};
     use tenmil_serve::tcp::{
-        AuthenticationAudit, ConnectionAudit, DisconnectReason, Service, ServiceLimits,
-        TargetEvent, TlsKeyAudit,
+        AssociationTotals, AuthenticationAudit, ConnectionAudit, DisconnectReason,
+        EndedAssociation, Service, ServiceLimits, TargetEvent, TlsKeyAudit,
     };
 
     use super::{APPLIED, DISCONNECTED, NOT_APPLIED, NvmeConnections};
@@ -320,9 +341,23 @@ mod tests {
             connection: 3,
             peer: "x".into(),
             reason,
+            association: Some(Box::new(EndedAssociation {
+                host: "nqn.2026-01.example:db".into(),
+                subsystem: "nqn.2026-01.example:disk".into(),
+                cntlid: 7,
+                lasted: tenmil_base::Span::from_secs(60),
+                totals: AssociationTotals { reads: 5, read_bytes: 4096, ..Default::default() },
+            })),
         });
         let event = announced.next().unwrap();
         assert_eq!((event.kind, &event.about["reason"]), (DISCONNECTED, &json!("timeout")));
+        let numbers = ["controller", "duration_ns", "reads", "read_bytes", "errors"]
+            .map(|name| event.about[name].as_u64().unwrap());
+        assert_eq!(numbers, [7, 60_000_000_000, 5, 4096, 0]);
+        let text = "connection 3: x disconnected controller 7 of nqn.2026-01.example:disk as \
+                    nqn.2026-01.example:db after 60.000 s (5 reads of 4 KiB, 0 writes of 0 bytes, 0 other \
+                    commands, 0 errors): ";
+        assert!(event.text.starts_with(text), "{}", event.text);
         let changes = ["adds one".to_owned(), "removes two".to_owned()];
         announcer.emit_configuration_event("a.toml", Ok(&changes));
         let event = announced.next().unwrap();

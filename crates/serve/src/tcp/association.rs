@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::Instant;
 use tenmil_nvme_auth::ChapSecret;
+use tenmil_nvme_controller::IoStatsSource;
 use tenmil_nvme_controller::controller::{ControllerInstance, HostIdentity};
 use tenmil_nvme_controller::transport::fabrics::{AssociationEndReason, FabricsTransport};
 use tenmil_wire::admin::CrossControllerReset;
 
+use super::event::AssociationTotals;
 use super::security::{ConnectedQueue, Credentials, SecretRemoval, SecurityState, Verdict};
 use super::subsystem_export::SubsystemExport;
 
@@ -25,6 +27,7 @@ pub(super) struct Association {
     transport: Mutex<FabricsTransport>,
     /// Address of the peer of the admin queue.
     admin_peer: String,
+    io_stats: IoStatsSource,
     /// The host has generated a key for a TLS connection, which its admin connection is not.
     awaits_secure_channel: bool,
     proofs: Mutex<AssociationProofs>,
@@ -104,7 +107,8 @@ impl Association {
     ) -> Arc<Self> {
         let cntlid_lease = CntlidLease { export, cntlid, ended: None };
         let instance = transport.controller().configuration().instance;
-        transport.set_io_stats(cntlid_lease.export.io_stats().source(&host.nqn, cntlid));
+        let io_stats = cntlid_lease.export.io_stats().source(&host.nqn, cntlid);
+        transport.set_io_stats(io_stats.clone());
         let AdminQueueProof { credentials, peer, awaits_secure_channel } = admin;
         let admin_peer = peer.clone();
         let queues = BTreeMap::from([(0, QueueProof::new(credentials, peer))]);
@@ -115,6 +119,7 @@ impl Association {
             instance,
             transport: Mutex::new(transport),
             admin_peer,
+            io_stats,
             awaits_secure_channel,
             proofs: Mutex::new(AssociationProofs { queues, removal: SecretRemoval::None }),
             cntlid_lease,
@@ -124,6 +129,11 @@ impl Association {
     /// Peer of the admin queue.
     pub(super) fn admin_peer(&self) -> &str {
         &self.admin_peer
+    }
+
+    /// Totals of the I/O queues that are closed.
+    pub(super) fn totals_of_closed_queues(&self) -> AssociationTotals {
+        AssociationTotals::of_stats(&self.io_stats.closed_queues())
     }
 
     /// Whether the host must open a TLS connection with a key that it has generated: this controller

@@ -71,6 +71,8 @@ pub struct TargetConnection {
     ends_sent: bool,
     /// Why it then ends; `None`: the host has disconnected.
     end_reason: Option<DisconnectReason>,
+    /// Time at which it was accepted.
+    accepted_at: Instant,
     /// Time of the last poll.
     worked_at: Instant,
     /// Wake sources, if the connection may sleep.
@@ -161,6 +163,7 @@ impl TargetConnection {
             reason: None,
             ends_sent: false,
             end_reason: None,
+            accepted_at: now,
             worked_at: now,
             wake_set: None,
             recv_backoff: RecvBackoff::default(),
@@ -639,7 +642,8 @@ impl Drop for TargetConnection {
         }
         let (connection, peer) = (self.id, self.peer.clone());
         let reason = self.reason.take().unwrap_or(DisconnectReason::ServerEnds);
-        self.service.emit(TargetEvent::Disconnected { connection, peer, reason });
+        let association = self.ended_association().map(Box::new);
+        self.service.emit(TargetEvent::Disconnected { connection, peer, reason, association });
         self.release_drained_queue(self.worked_at);
         match &self.role {
             ConnectionRole::Io(io) => {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
+use tenmil_base::text::format_size;
+use tenmil_base::{IoStats, Operation, OperationStats, Span};
 use tenmil_reactor::flight_recorder::{self, FlightEventKind};
 
 use super::audit::{ConnectionAudit, RefusalReason};
@@ -54,11 +56,45 @@ pub enum TargetEvent {
         peer: String,
         /// Why it ended.
         reason: DisconnectReason,
+        /// The association that ended with it, if it was the connection of an admin queue.
+        association: Option<Box<EndedAssociation>>,
     },
     /// Peer behavior that is worth a log line. Its rate is controlled by peers.
     Notice(String),
     /// Error of the target, as one line. Its rate is not controlled by any peer.
     Error(String),
+}
+
+/// Association that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndedAssociation {
+    /// NQN of the host.
+    pub host: String,
+    /// NQN of the subsystem.
+    pub subsystem: String,
+    /// Controller identifier.
+    pub cntlid: u16,
+    /// Time from the accepted connection to its end.
+    pub lasted: Span,
+    /// I/O commands of all its queues.
+    pub totals: AssociationTotals,
+}
+
+/// Completed I/O commands of an association.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AssociationTotals {
+    /// Successful Read commands.
+    pub reads: u64,
+    /// Bytes read by them.
+    pub read_bytes: u64,
+    /// Successful Write commands.
+    pub writes: u64,
+    /// Bytes written by them.
+    pub written_bytes: u64,
+    /// Other successful commands.
+    pub others: u64,
+    /// Failed commands.
+    pub errors: u64,
 }
 
 /// Unread events. Their number is bounded, since peers can cause events faster than they are read.
@@ -151,6 +187,23 @@ impl EventCounts {
             }
             TargetEvent::Notice(_) | TargetEvent::Error(_) => {}
         }
+    }
+}
+
+impl AssociationTotals {
+    /// Totals of I/O statistics.
+    pub(super) fn of_stats(stats: &IoStats) -> Self {
+        let mut totals = Self::default();
+        for operation in Operation::ALL {
+            let OperationStats { count, bytes, errors, .. } = stats.operation_stats(operation);
+            match operation {
+                Operation::Read => (totals.reads, totals.read_bytes) = (*count, *bytes),
+                Operation::Write => (totals.writes, totals.written_bytes) = (*count, *bytes),
+                _ => totals.others += count,
+            }
+            totals.errors += errors;
+        }
+        totals
     }
 }
 
@@ -320,11 +373,30 @@ impl fmt::Display for TargetEvent {
                     count => write!(out, " ({count} rejections before are not reported)"),
                 }
             }
-            Self::Disconnected { connection, peer, reason } => {
-                write!(out, "connection {connection}: {peer} disconnected: {reason}")
+            Self::Disconnected { connection, peer, reason, association } => {
+                write!(out, "connection {connection}: {peer} disconnected")?;
+                if let Some(association) = association {
+                    write!(out, " {association}")?;
+                }
+                write!(out, ": {reason}")
             }
             Self::Notice(text) | Self::Error(text) => out.write_str(text),
         }
+    }
+}
+
+impl fmt::Display for EndedAssociation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, subsystem, cntlid, lasted, totals } = self;
+        let AssociationTotals { reads, read_bytes, writes, written_bytes, others, errors } = totals;
+        write!(
+            out,
+            "controller {cntlid} of {subsystem} as {host} after {:.3} s ({reads} reads of {}, {writes} writes \
+             of {}, {others} other commands, {errors} errors)",
+            lasted.as_secs_f64(),
+            format_size(*read_bytes),
+            format_size(*written_bytes)
+        )
     }
 }
 
@@ -368,7 +440,12 @@ mod tests {
     #[test]
     fn events_are_counted_by_reason_whether_or_not_they_are_read() {
         let mut unread = EventQueue::default();
-        let end = |reason| TargetEvent::Disconnected { connection: 1, peer: "x".into(), reason };
+        let end = |reason| TargetEvent::Disconnected {
+            connection: 1,
+            peer: "x".into(),
+            reason,
+            association: None,
+        };
         (0..2 * UNREAD_MAX as u64).for_each(|id| unread.push(peer_rejected_event(id)));
         unread.count_unreported_refusal(RefusalReason::NoSuchSubsystem);
         unread.push(end(DisconnectReason::KeepAliveExpired));

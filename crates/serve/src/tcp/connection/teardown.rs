@@ -5,7 +5,7 @@ use tenmil_nvme_tcp::{CloseReason, Connection, DataPlacement};
 
 use super::{ConnectionRole, TargetConnection};
 use crate::tcp::command_table::{ProtocolCallFault, StalledSend};
-use crate::tcp::event::{DisconnectReason, TargetEvent};
+use crate::tcp::event::{DisconnectReason, EndedAssociation, TargetEvent};
 #[cfg(test)]
 use crate::tcp::injected_bug::{InjectedBug, is_injected};
 
@@ -145,6 +145,20 @@ impl TargetConnection {
             ConnectionRole::Io(io) if io.is_drained() => io.close_queue(now),
             role => self.role = role,
         }
+    }
+
+    /// The association that ends with this connection, which is that of its admin queue. Its I/O queues are closed
+    /// by now, unless a device has not completed their commands.
+    pub(super) fn ended_association(&self) -> Option<EndedAssociation> {
+        let ConnectionRole::Admin(admin) = &self.role else { return None };
+        let association = admin.association();
+        Some(EndedAssociation {
+            host: association.host.nqn.clone(),
+            subsystem: association.export().nqn().to_owned(),
+            cntlid: association.cntlid,
+            lasted: self.worked_at.since(self.accepted_at),
+            totals: association.totals_of_closed_queues(),
+        })
     }
 
     /// Whether no command is executing in a device.
