@@ -23,6 +23,16 @@ pub(super) struct PathNotifier {
     only: Mutex<OnlyPath>,
 }
 
+/// What is logged of a path besides a sentence.
+struct LoggedPath<'a> {
+    /// Path index.
+    path: Option<usize>,
+    /// Its state: an ANA state, `lost`, `restored`, `removed`, `mismatch`, `selected`, `all-paths-down`, or
+    /// `controller` for an event of its controller.
+    state: &'a str,
+    reason: Option<&'a str>,
+}
+
 /// What was reported of the only path.
 #[derive(Clone, Copy, Debug, Default)]
 struct OnlyPath {
@@ -64,12 +74,15 @@ impl PathNotifier {
         if !event.is_for_operator() {
             return;
         }
-        if let Some(change) = change_of(event) {
+        let change = change_of(event);
+        if let Some(change) = change {
             self.record(change);
         }
-        let address = path_of(event).and_then(|path| self.addresses.get(path));
+        let path = path_of(event);
+        let address = path.and_then(|path| self.addresses.get(path));
         let by = address.map_or_else(String::new, |address| format!(" ({address})"));
-        self.log(format_args!("{event}{by}"));
+        let (state, reason) = change.map_or(("controller", None), state_of);
+        self.log(LoggedPath { path, state, reason }, format_args!("{event}{by}"));
     }
 
     /// Reports an event of the only path. That it is up for the first time is not logged.
@@ -83,7 +96,7 @@ impl PathNotifier {
                     self.notify_restored(now.since(since));
                 }
                 if *access != PathAnaState::Optimized {
-                    self.log(format_args!("its ANA state is {}", access.name()));
+                    self.log_ana_state(*access);
                 }
             }
             PathEvent::Down { why, .. } if only.has_been_up => {
@@ -94,12 +107,13 @@ impl PathNotifier {
             PathEvent::Down { why, .. } => self.record(PathChange::Lost(0, why)),
             PathEvent::AnaChanged { access, .. } => {
                 self.record(PathChange::Changed(0, access.name()));
-                self.log(format_args!("its ANA state is {}", access.name()));
+                self.log_ana_state(*access);
             }
             PathEvent::NamespaceMismatch { why, .. } => {
                 self.record(PathChange::Mismatch(0, why));
                 if only.has_been_up {
-                    self.log(format_args!("not used: {why}"));
+                    let path = LoggedPath::only("mismatch", Some(why));
+                    self.log(path, format_args!("not used: {why}"));
                 }
             }
             PathEvent::Removed { why, .. } => {
@@ -125,15 +139,33 @@ impl PathNotifier {
         }
     }
 
-    fn log(&self, what: fmt::Arguments<'_>) {
-        tracing::info!(cause = %self.device, "{}: {what}", self.device);
+    fn log_ana_state(&self, state: PathAnaState) {
+        let path = LoggedPath::only(state.name(), None);
+        self.log(path, format_args!("its ANA state is {}", state.name()));
+    }
+
+    fn log(&self, path: LoggedPath<'_>, what: fmt::Arguments<'_>) {
+        let LoggedPath { path, state, reason } = path;
+        let address = path.and_then(|path| self.addresses.get(path)).map(String::as_str);
+        tracing::info!(
+            cause = %self.device,
+            event = "path",
+            device = self.device,
+            path,
+            address,
+            state,
+            reason,
+            "{}: {what}",
+            self.device
+        );
     }
 
     /// Reports that the connection was lost for this reason and is being restored.
     pub(super) fn notify_lost(&self, why: &str) {
         if self.is_for_operator {
             let TimeoutPolicy { retry, fail_fast, give_up, .. } = self.policy;
-            self.log(format_args!(
+            let path = LoggedPath::only("lost", Some(why));
+            self.log(path, format_args!(
                 "connection lost ({why}); reconnecting every {retry} for up to {give_up}, and what waits \
                  for it fails after {fail_fast}"
             ));
@@ -143,20 +175,30 @@ impl PathNotifier {
     /// Reports that the connection was restored after this time.
     pub(super) fn notify_restored(&self, after: Span) {
         if self.is_for_operator {
-            self.log(format_args!("it is there again, after {}", round_down_to_ms(after)));
+            let after = round_down_to_ms(after);
+            let path = LoggedPath::only("restored", None);
+            self.log(path, format_args!("it is there again, after {after}"));
         }
     }
 
     /// Reports that the controller was given up for this reason.
     pub(super) fn notify_removed(&self, why: &str) {
         if self.is_for_operator {
-            self.log(format_args!("removed: {why}"));
+            let path = LoggedPath::only("removed", Some(why));
+            self.log(path, format_args!("removed: {why}"));
         }
     }
 
     /// Reports an event of the controller.
     pub(super) fn notify_controller_event(&self, event: tenmil_nvme_host::Event) {
         self.report_path(&PathEvent::Controller { path: 0, event });
+    }
+}
+
+impl<'a> LoggedPath<'a> {
+    /// The only path of a device.
+    const fn only(state: &'a str, reason: Option<&'a str>) -> Self {
+        Self { path: Some(0), state, reason }
     }
 }
 
@@ -187,6 +229,17 @@ fn change_of(event: &PathEvent) -> Option<PathChange<'_>> {
         PathEvent::AllPathsDown => PathChange::AllPathsDown,
         _ => return None,
     })
+}
+
+/// State after a change, and its reason.
+const fn state_of(change: PathChange<'_>) -> (&str, Option<&str>) {
+    match change {
+        PathChange::Up(_, state) | PathChange::Changed(_, state) => (state, None),
+        PathChange::Lost(_, why) => ("lost", Some(why)),
+        PathChange::Mismatch(_, why) => ("mismatch", Some(why)),
+        PathChange::Selected(_) => ("selected", None),
+        PathChange::AllPathsDown => ("all-paths-down", None),
+    }
 }
 
 /// Paths of all devices of this process.
