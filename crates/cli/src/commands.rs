@@ -46,13 +46,14 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueHint};
 use tenmil_base::text::quote_shell_word;
 use tenmil_base::{Error, ErrorCategory};
 use tenmil_block::{NamedDeviceType, join_device_types};
 use tenmil_keyring::KeyringAtPath;
 use tenmil_linux::storage_file::CreationPolicy;
 
+use crate::process_log::LogArguments;
 use crate::simulation::SimOptions;
 use tenmil_bench::perf::perf_options::PerfOptions;
 use tenmil_bench::perf::perf_result::PerfResult;
@@ -219,7 +220,7 @@ pub fn run_command_line(
         Err(refused) => {
             // All devices are closed here, so files that this run created or grew can be restored.
             tenmil_linux::storage_file::undo_created();
-            crate::process_log::write_final_error(final_error_text(&refused));
+            crate::process_log::write_final_error(&refused, final_error_text(&refused));
             ExitCode::from(refused.category.exit_code())
         }
     }
@@ -245,6 +246,11 @@ fn final_error_text(refused: &Error) -> String {
 }
 
 impl Command {
+    /// Whether the command runs until it is stopped, so that the lines of its log have times.
+    fn runs_long(&self) -> bool {
+        matches!(self, Self::Serve(_) | Self::Proxy(_))
+    }
+
     /// Whether the command creates and grows no file.
     fn creates_and_grows_no_file(&self) -> bool {
         match self {
@@ -266,8 +272,17 @@ fn dispatch(
     // Before anything prints an argument.
     key::check_no_key_in_arguments(arguments)?;
     let mut command = clap_command();
-    let parsed = command.try_get_matches_from_mut(arguments);
-    let parsed = parsed.and_then(|matches| CommandLine::from_arg_matches(&matches));
+    let parsed = command.try_get_matches_from_mut(arguments).and_then(|matches| {
+        let log = LogArguments::from_arg_matches(&matches)?;
+        Ok((log, CommandLine::from_arg_matches(&matches)?))
+    });
+    let parsed = match parsed {
+        Ok((log, line)) => {
+            crate::process_log::configure_process_log(&log, line.command.runs_long())?;
+            Ok(line)
+        }
+        Err(error) => Err(error),
+    };
     if parsed.as_ref().is_ok_and(|arguments| arguments.command.creates_and_grows_no_file()) {
         tenmil_linux::storage_file::reject_creation();
     }
@@ -332,7 +347,8 @@ fn dispatch(
 
 /// All commands, each with its examples.
 fn clap_command() -> clap::Command {
-    with_path_completion(help_examples::inherit_examples(CommandLine::command()))
+    let command = LogArguments::augment_args(CommandLine::command());
+    with_path_completion(help_examples::inherit_examples(command))
 }
 
 /// Placeholders of arguments that are devices.

@@ -21,8 +21,17 @@ impl LoggingTarget {
     }
 
     fn start_with_uri(root: tempfile::TempDir, uri: &str, error: Stdio) -> Self {
+        Self::start_with_options(root, uri, error, &[])
+    }
+
+    fn start_with_options(
+        root: tempfile::TempDir,
+        uri: &str,
+        error: Stdio,
+        options: &[&str],
+    ) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
-        command.args(["serve", uri, "--listen", "tcp://127.0.0.1:0"]);
+        command.args(["serve", uri, "--listen", "tcp://127.0.0.1:0"]).args(options);
         command.env("XDG_RUNTIME_DIR", root.path()).stdout(Stdio::piped()).stderr(error);
         let mut child = command.spawn().unwrap();
         let mut ready = String::new();
@@ -253,4 +262,95 @@ fn stopped_pool_is_reported_in_the_log_and_by_an_event() {
     follower.kill().unwrap();
     follower.wait().unwrap();
     target.stop();
+}
+
+/// Serves memory, lets a host write to it, and returns what was logged.
+fn log_of_a_connection(options: &[&str]) -> String {
+    let errors = tempfile::NamedTempFile::new().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let error = errors.reopen().unwrap().into();
+    let target = LoggingTarget::start_with_options(root, "ram:1m", error, options);
+    let uri = format!(
+        "tcp://{}/nqn.2026-01.org.tenmil:disk/1?hostnqn=nqn.2026-01.example:db",
+        target.address
+    );
+    run_successfully(&["perf", &uri, "-w", "randwrite", "--overwrite", "-t", "0.1"]);
+    target.send_rejected_connect();
+    assert_eq!(target.stop(), Some(0));
+    std::fs::read_to_string(errors.path()).unwrap()
+}
+
+#[test]
+fn json_log_has_connects_refusals_and_disconnects_with_their_values() {
+    let text = log_of_a_connection(&["--log-format", "json"]);
+    let records: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    for record in &records {
+        let time = record["time"].as_str().unwrap();
+        assert!(time.starts_with("20") && time.ends_with('Z') && time.len() == 27, "{time}");
+        assert!(record["module"].as_str().unwrap().starts_with("tenmil_"), "{record}");
+    }
+    let found = |event: &str| records.iter().find(|record| record["event"] == event).expect(&text);
+    let connect = found("connect");
+    assert_eq!((&connect["level"], &connect["protocol"]), (&"info".into(), &"nvme-tcp".into()));
+    assert_eq!(connect["host"], "nqn.2026-01.example:db");
+    assert_eq!(connect["subsystem"], "nqn.2026-01.org.tenmil:disk");
+    assert!(connect["peer"].as_str().unwrap().starts_with("127.0.0.1:"));
+    let disconnect = found("disconnect");
+    assert_eq!(disconnect["connection"], connect["connection"]);
+    assert_eq!(disconnect["controller"], connect["controller"]);
+    assert!(disconnect["duration_s"].as_f64().unwrap() > 0.1, "{disconnect}");
+    let writes = disconnect["writes"].as_u64().unwrap();
+    assert!(writes > 0 && disconnect["written_bytes"] == 4096 * writes, "{disconnect}");
+    assert_eq!((&disconnect["reads"], &disconnect["errors"]), (&0.into(), &0.into()));
+    let refuse = found("refuse");
+    assert_eq!(
+        (&refuse["level"], &refuse["reason"]),
+        (&"warn".into(), &"no-such-subsystem".into())
+    );
+    assert!(!text.contains("\"accept\""), "details are not logged without being asked for");
+}
+
+#[test]
+fn text_log_of_a_server_has_times_and_complete_sentences() {
+    let text = log_of_a_connection(&["--log-format", "text"]);
+    let line = |what: &str| text.lines().find(|line| line.contains(what)).expect(&text).to_owned();
+    let connect = line(" created controller ");
+    let (time, rest) = connect.split_once(' ').unwrap();
+    assert!(time.starts_with("20") && time.ends_with('Z'), "{connect}");
+    assert!(rest.starts_with("note: connection ") && rest.ends_with(" as nqn.2026-01.example:db"));
+    assert!(line(" disconnected controller ").contains(" writes of "), "{text}");
+    assert!(line(" is rejected: ").contains("warning: "), "{text}");
+}
+
+#[test]
+fn log_filter_selects_levels_and_modules() {
+    assert_eq!(log_of_a_connection(&["--log", "off"]), "");
+    let text = log_of_a_connection(&["--log", "error,cli::commands::serve::event_log=debug"]);
+    assert!(
+        text.contains(" debug: connection ") && text.contains(" created controller "),
+        "{text}"
+    );
+    assert!(!text.contains("sandbox:"), "{text}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+    let output = command.args(["list", "--log", "loud"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("`loud` is no level, expected off, error, warn"), "{errors}");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+    let output = command.arg("list").env("TENMIL_LOG", "loud").output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.starts_with("error: $TENMIL_LOG: `loud` is no level"), "{errors}");
+}
+
+#[test]
+fn final_error_is_a_record_in_json() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+    command.args(["serve", "file:/nonexistent/disk", "-l", "tcp://127.0.0.1:0"]);
+    let output = command.args(["--log-format", "json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).expect(&text);
+    assert_eq!((&last["level"], &last["event"]), (&"error".into(), &"exit".into()));
+    assert!(last["message"].as_str().unwrap().contains("/nonexistent/disk"), "{last}");
 }

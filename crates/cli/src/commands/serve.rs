@@ -1,10 +1,12 @@
 //! `tenmil serve`: exports block devices over NBD, NVMe/TCP, vfio-user, vhost-user or ublk.
 
 mod endpoint_devices;
+mod event_log;
 mod listen_address;
 mod nbd;
 mod nvme_tcp;
 mod sandbox;
+mod service_manager;
 mod socket_options;
 #[cfg(test)]
 mod tests;
@@ -335,6 +337,7 @@ pub(super) fn run_serve(
             )
         })
         .map_err(|error| Error::environment(format!("catch SIGTERM: {error}")))?;
+    service_manager::connect()?;
     if arguments.exit_with_parent {
         tenmil_linux::signal::end_with_parent()
             .map_err(|error| Error::environment(format!("end with the parent process: {error}")))?;

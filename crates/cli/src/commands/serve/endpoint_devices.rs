@@ -10,7 +10,7 @@ use tenmil_reactor::Reactors;
 use tenmil_rpc::{EventRelay, RpcServer};
 use tenmil_serve::EndpointEvent;
 
-use super::{ServeArguments, WATCH_INTERVAL, event_sender, sandbox};
+use super::{ServeArguments, WATCH_INTERVAL, event_log, event_sender, sandbox, service_manager};
 use crate::commands::rpc_endpoint;
 use tenmil_base::Error;
 use tenmil_devices::pcie::lacks_iommu;
@@ -83,20 +83,17 @@ pub(super) fn run_until_stopped(
 ) {
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = next_news() {
-            match new_events {
-                EndpointEvent::Disconnected(Some(why)) => {
-                    tracing::info!("{who} disconnected: {why}")
-                }
-                EndpointEvent::Error(text) => tracing::info!("{text}"),
-                EndpointEvent::Connected(_) | EndpointEvent::Disconnected(None) => {}
-            }
+            event_log::log_endpoint_event(who, &new_events);
         }
         sandbox::log_denied_calls(event_sender(&requested));
+        service_manager::keep_alive(reactors);
+        service_manager::confirm_reload();
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
         tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
+    service_manager::report_stopping();
 }
 
 #[cfg(test)]

@@ -14,15 +14,17 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_rpc::{DeviceControls, NbdExports};
-use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
+use tenmil_serve::nbd::{ExportConfig, ExportedDevice, Server, ServerConfig};
 
 pub(super) use self::tls::NbdTlsArguments;
+use super::event_log;
 use super::sandbox::{self, ServedParts};
+use super::service_manager;
 use super::transport::ServeTransport;
 use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, open_listener, start_reactors,
 };
-use crate::commands::{rpc_endpoint, write_stdout};
+use crate::commands::rpc_endpoint;
 
 /// NBD clients that may be connected at once.
 const CLIENTS_MAX: u32 = 64;
@@ -79,28 +81,31 @@ pub(super) fn serve_nbd(
     let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
-    write_stdout(out, &ready_message(arguments, &served, &server, &required))?;
+    service_manager::announce_ready(out, &ready_message(arguments, &served, &server, &required))?;
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = server.next_event() {
-            if let NbdEvent::Error(text) = &new_events {
-                tracing::info!("{text}");
-            }
+            event_log::log_nbd_event(served.export().name(), &new_events);
             if let Some((_, relay)) = &requested {
                 relay.event_sender().emit_export_event(served.export().name(), &new_events);
             }
         }
         if tenmil_linux::signal::take_reload_request() {
-            let applied = reload_tls(arguments, &server, &required);
+            let applied = service_manager::report_reload(
+                || reload_tls(arguments, &server, &required),
+                |applied| applied.as_ref().err().map(|refused| refused.text.clone()),
+            );
             if let Some(announcer) = event_sender(&requested) {
                 announcer.emit_tls_reload(served.export().name(), applied.err().as_ref());
             }
         }
         sandbox::log_denied_calls(event_sender(&requested));
+        service_manager::keep_alive(reactors);
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
         tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
+    service_manager::report_stopping();
     // First the listeners are closed, then the connections are drained: completed requests are still
     // replied to.
     drop(server);

@@ -17,20 +17,20 @@ use tenmil_rpc::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
     EventSender, NvmeConnections, RpcError, TargetConfiguration,
 };
-use tenmil_serve::tcp::{
-    ConnectionAudit, DiscoveryName, Server, ServerConfig, Service, StateDirectory, TargetEvent,
-};
+use tenmil_serve::tcp::{DiscoveryName, Server, ServerConfig, Service, StateDirectory};
 
 pub(super) use self::config_from_arguments::config_from_arguments;
 pub(super) use self::live_config::ConfigWithText;
 use self::live_config::{ApplyError, LiveConfig, LiveNamespace, LiveSubsystem, TargetContext};
 use self::ready_message::ready_message;
+use super::event_log;
 use super::sandbox::{self, ServedParts};
+use super::service_manager;
 use super::transport::ServeTransport;
 use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, read_configuration, start_reactors,
 };
-use crate::commands::{rpc_endpoint, write_stdout};
+use crate::commands::rpc_endpoint;
 use tenmil_bench::balance::BalancedReactors;
 use tenmil_devices::pcie::regions_for;
 use tenmil_devices::tcp::discovery_nqn_and_serial;
@@ -108,17 +108,19 @@ pub(super) fn serve_nvme_tcp(
     }
     sandbox::drop_rights(arguments, &served_parts(&standing), event_sender(&asking));
     rpc_endpoint::set_ready(&asking);
-    write_stdout(out, &ready_message(arguments.json, &standing))?;
+    service_manager::announce_ready(out, &ready_message(arguments.json, &standing))?;
     while !tenmil_linux::signal::is_stop_requested() {
         change_configuration(arguments, &mut standing, &published, event_sender(&asking));
         log_events(&service, event_sender(&asking));
         sandbox::log_denied_calls(event_sender(&asking));
+        service_manager::keep_alive(reactors);
         standing.handle_device_events();
         if let Some((_, relay)) = &mut asking {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
         tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
+    service_manager::report_stopping();
     shut_down(clock, standing, balanced, &service)
 }
 
@@ -176,36 +178,10 @@ fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
     }
 }
 
-/// Rate-limit key of the log line of an event, if it is logged. Events that a peer can cause at will
-/// have keys of their own, so that they cannot suppress other messages.
-fn log_rate_limit_key(new_events: &TargetEvent) -> Option<&'static str> {
-    match new_events {
-        // Who has connected, once for each controller; the events have each queue.
-        TargetEvent::Accepted(audit) if audit.queue == Some(0) && has_proof(audit) => {
-            Some("accepted")
-        }
-        TargetEvent::Rejected { .. } => Some("refused"),
-        TargetEvent::Notice(_) => Some("notice"),
-        TargetEvent::Error(_) => Some("trouble"),
-        TargetEvent::Connected { .. }
-        | TargetEvent::Accepted(_)
-        | TargetEvent::Authenticated(_)
-        | TargetEvent::Associated { .. }
-        | TargetEvent::Disconnected { .. } => None,
-    }
-}
-
-/// Whether the peer has proved its identity.
-fn has_proof(audit: &ConnectionAudit) -> bool {
-    audit.secure_channel.is_some() || audit.authentication.is_some()
-}
-
 /// Logs the events of the service and forwards them to RPC clients.
 fn log_events(service: &Service, announcer: Option<&EventSender>) {
     while let Some(new_events) = service.next_event() {
-        if let Some(cause) = log_rate_limit_key(&new_events) {
-            tracing::info!(cause, "{new_events}");
-        }
+        event_log::log_target_event(&new_events);
         if let Some(announcer) = announcer {
             announcer.emit_target_event(&new_events);
         }
@@ -227,10 +203,14 @@ fn change_configuration(
     match &arguments.config {
         // One reload answers all that were requested.
         Some(path) if is_signaled || !reloads.is_empty() => {
-            reload_configuration(path, standing, published, announcer, reloads);
+            service_manager::report_reload(
+                || reload_configuration(path, standing, published, announcer, reloads),
+                Option::clone,
+            );
         }
         None if is_signaled => {
             tracing::info!("SIGHUP is ignored: there is no configuration file to read again");
+            service_manager::report_reload(|| (), |()| None);
         }
         _ => {}
     }
@@ -240,14 +220,14 @@ fn change_configuration(
 }
 
 /// Applies the configuration file again, and answers the clients that requested it; on an error the
-/// running configuration stays.
+/// running configuration stays. Returns why nothing was changed, if so.
 fn reload_configuration(
     path: &Path,
     standing: &mut LiveConfig,
     published: &TargetConfiguration,
     announcer: Option<&EventSender>,
     requests: Vec<ConfigurationRequest>,
-) {
+) -> Option<String> {
     let before = published.served();
     let read = read_configuration(path);
     let applied = read.and_then(|requested| {
@@ -260,14 +240,11 @@ fn reload_configuration(
                 true => "nothing has changed".to_owned(),
                 false => changes.done.join("; "),
             };
-            tracing::info!("{shown}: {done}");
-            for failed in &changes.failed {
-                tracing::warn!(cause = %failed, "{shown}: {failed}");
-            }
+            event_log::log_configuration(&shown, &done, &changes.failed);
         }
         Err(refused) => {
             let hint = refused.hint.as_ref().map_or_else(String::new, |hint| format!(" ({hint})"));
-            tracing::warn!("nothing is changed: {}{hint}", refused.text);
+            event_log::log_refused_configuration(&shown, &format!("{}{hint}", refused.text));
         }
     }
     let after = published.served();
@@ -297,6 +274,7 @@ fn reload_configuration(
         });
         request.answer(done, served, announcer);
     }
+    change.err().map(|refused| refused.text)
 }
 
 /// Shuts down: closes the listeners, drains connections and closes devices. What is not finished within

@@ -19,9 +19,10 @@ use tenmil_serve::ublk::{
 use super::endpoint_devices::{cannot_serve_error, open_and_claim};
 use super::listen_address::UblkListenOptions;
 use super::sandbox::{self, ServedParts};
+use super::service_manager;
 use super::transport::ServeTransport;
 use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, start_reactors};
-use crate::commands::{rpc_endpoint, write_stdout};
+use crate::commands::rpc_endpoint;
 
 /// Default queue depth.
 const DEPTH: u16 = 128;
@@ -79,16 +80,19 @@ pub(super) fn serve_ublk(
     let mut requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
-    write_stdout(out, &ready_message(arguments, uri, &plan, &server))?;
+    service_manager::announce_ready(out, &ready_message(arguments, uri, &plan, &server))?;
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::is_stop_requested() && server.has_active_queue() {
         handle_events(&mut server, &mut done);
         sandbox::log_denied_calls(event_sender(&requested));
+        service_manager::keep_alive(reactors);
+        service_manager::confirm_reload();
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
         tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
     }
+    service_manager::report_stopping();
     let is_taken_away = !tenmil_linux::signal::is_stop_requested();
     if is_taken_away {
         tracing::info!("{} was deleted by another process", server.disk_path());

@@ -19,9 +19,10 @@ use super::endpoint_devices::{
     check_device_can_access_guest_memory, log_device_event, open_and_claim, run_until_stopped,
 };
 use super::sandbox::{self, ServedParts};
+use super::service_manager;
 use super::transport::ServeTransport;
 use super::{REGIONS_MAX, ServeArguments, event_sender, open_listener, start_reactors};
-use crate::commands::{rpc_endpoint, write_stdout};
+use crate::commands::rpc_endpoint;
 
 /// Serves controllers until SIGTERM or Ctrl-C. With one socket, all devices are namespaces of one
 /// controller; with several, each device has a controller of its own.
@@ -79,7 +80,7 @@ pub(super) fn serve_vfio_user(
     let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
-    write_stdout(out, &line)?;
+    service_manager::announce_ready(out, &line)?;
     run_until_stopped(requested, reactors, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
             let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);

@@ -20,10 +20,11 @@ use super::endpoint_devices::{
     run_until_stopped,
 };
 use super::sandbox::{self, ServedParts};
+use super::service_manager;
 use super::transport::ServeTransport;
 use super::ublk::device_identity;
 use super::{REGIONS_MAX, ServeArguments, event_sender, open_listener, start_reactors};
-use crate::commands::{rpc_endpoint, write_stdout};
+use crate::commands::rpc_endpoint;
 
 /// Serves the device until SIGTERM or Ctrl-C.
 pub(super) fn serve_vhost_user(
@@ -63,7 +64,7 @@ pub(super) fn serve_vhost_user(
     let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
-    write_stdout(out, &ready_message(arguments, uri, &limits, &server))?;
+    service_manager::announce_ready(out, &ready_message(arguments, uri, &limits, &server))?;
     run_until_stopped(requested, reactors, "front end", || {
         log_device_event(uri, &descriptor, || server.notify_resize());
         server.next_event()

@@ -31,7 +31,7 @@ ana-group = 1
 ana-state = "$2"
 EOF
 }
-applied() { grep -c '^note: target.toml: ' serve.log; }
+applied() { grep -c 'note: target.toml: ' serve.log; }
 change() {
     before=$(applied)
     configure "$@"

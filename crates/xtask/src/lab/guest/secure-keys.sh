@@ -8,7 +8,7 @@ DISK='file:/tmp/disks/disk?size=64m'
 SERVE_OPTIONS='--sandbox=on --sandbox-path=/tmp/disks'
 sandboxed() {
     shows "$1: the rights that are left" \
-        '^note: sandbox: capabilities: none; [1-9][0-9]* system calls allowed; [1-9][0-9]* paths allowed' \
+        'note: sandbox: capabilities: none; [1-9][0-9]* system calls allowed; [1-9][0-9]* paths allowed' \
         cat serve.log
     note "$(grep -o 'sandbox: capabilities.*' serve.log)"
 }

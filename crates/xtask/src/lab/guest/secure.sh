@@ -157,9 +157,9 @@ stop() {
 serves() { stop && configure "$@" && { serve || { cat serve.log; return 1; }; }; }
 # reconfigures ...: the same of the server that runs, at once.
 reconfigures() {
-    before=$(grep -c '^note: target.toml: ' serve.log)
+    before=$(grep -c 'note: target.toml: ' serve.log)
     configure "$@" && kill -HUP $server || return 1
-    applied() { [ "$(grep -c '^note: target.toml: ' serve.log)" -gt "$before" ]; }
+    applied() { [ "$(grep -c 'note: target.toml: ' serve.log)" -gt "$before" ]; }
     within 10 applied
 }
 # hides WHAT SECRET...: nothing that the server tells, and no dump of its memory, has one of the secrets.
