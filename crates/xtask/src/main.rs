@@ -13,6 +13,7 @@ mod book;
 mod crash;
 mod docs;
 mod lab;
+mod package;
 mod pgo;
 
 use std::process::ExitCode;
@@ -29,6 +30,8 @@ enum Task {
     Crash(crash::CrashOptions),
     /// Build tenmil without link-time optimization, with it and with a profile, and compare the builds.
     Pgo(pgo::PgoOptions),
+    /// Make the Debian package, the static program and the container image, and test them.
+    Package(package::PackageOptions),
     /// Write the documentation with its generated references to target/book, and check its links.
     Book(book::BookOptions),
     /// Print the public API of the crate `tenmil`.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Lab(options) => ("lab", lab::run_lab(&options)),
         Task::Crash(options) => ("crash", crash::run_crash_tests(&options)),
         Task::Pgo(options) => ("pgo", pgo::run_pgo(&options)),
+        Task::Package(options) => ("package", package::run_package(&options)),
         Task::Book(options) => ("book", book::run_book(&options)),
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),
