@@ -88,7 +88,8 @@ fn new_objects_stand_behind_those_of_their_kind() {
     assert_eq!(text, replaced(&[("allow-any-host = true\n", new)]));
     let text = edited("", MethodKind::Create, Listener, json!({ "address": "127.0.0.1:1" }));
     assert_eq!(text, "[[listener]]\naddress = \"127.0.0.1:1\"\n");
-    let text = edited("# Head.\n", MethodKind::Create, Listener, json!({ "address": "127.0.0.1:1" }));
+    let text =
+        edited("# Head.\n", MethodKind::Create, Listener, json!({ "address": "127.0.0.1:1" }));
     assert_eq!(text, "# Head.\n\n[[listener]]\naddress = \"127.0.0.1:1\"\n");
 }
 

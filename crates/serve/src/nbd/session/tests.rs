@@ -340,7 +340,10 @@ fn slow_request_is_logged_with_stages_that_add_up() {
         ..SlowIoStages::default()
     };
     assert_eq!((slow.received_at, slow.stages), (instant_at_ms(10), expected));
-    assert_eq!((slow.operation, slow.start, slow.len_bytes, slow.id), ("write", Some(512), 4096, 7));
+    assert_eq!(
+        (slow.operation, slow.start, slow.len_bytes, slow.id),
+        ("write", Some(512), 4096, 7)
+    );
     assert_eq!((slow.source.export.as_str(), slow.source.peer.as_str()), ("disk", "client"));
     export.slow_io().set_threshold(Some(Span::from_ms(6)));
     write_slowly(20);
