@@ -7,6 +7,7 @@
 //! | `/v1/openapi.json` | description of the API |
 //! | `/healthz` | the process answers |
 //! | `/readyz` | the process serves; 503 while it starts or ends |
+//! | `/metrics` | counters, in OpenMetrics or the text format of Prometheus, by `Accept` |
 //! | `/`, and files below it | web page |
 
 use serde_json::{Map, Value, json};
@@ -17,6 +18,9 @@ use crate::deferred_reply::{DeferredReplySlot, PendingReply};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 use crate::event::{Event, SET};
 use crate::method::{CallContext, Method, MethodKind, MethodRegistry, Parameter};
+use crate::metrics::{
+    OPEN_METRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE, prefers_open_metrics, render,
+};
 use crate::openapi::openapi_document;
 use crate::page_files::PAGE_FILES;
 use crate::param_type::{ParamType, value_text};
@@ -42,6 +46,8 @@ pub(crate) struct ApiRequest<'a> {
     pub(crate) verb: &'a str,
     pub(crate) path: &'a str,
     pub(crate) query: &'a str,
+    /// Media types that the client accepts.
+    pub(crate) accept: &'a str,
     pub(crate) body: &'a [u8],
     /// Description of the client, for events.
     pub(crate) client: &'a str,
@@ -83,7 +89,7 @@ pub(crate) struct DeferredResponse {
 pub(crate) const JSON: &str = "application/json";
 const TEXT: &str = "text/plain; charset=utf-8";
 const OPENAPI_PATH: &str = "/v1/openapi.json";
-const FIXED_PATHS: [&str; 3] = [OPENAPI_PATH, "/healthz", "/readyz"];
+const FIXED_PATHS: [&str; 4] = [OPENAPI_PATH, "/healthz", "/readyz", "/metrics"];
 
 impl Api {
     pub(crate) fn new(table: &'static MethodRegistry, state: ProcessParts) -> Self {
@@ -125,8 +131,15 @@ impl Api {
         Some(match path {
             OPENAPI_PATH => ApiResponse::json(200, &openapi_document(&self.routes)),
             "/healthz" => ApiResponse::new(200, TEXT, b"ok\n".to_vec()),
+            "/metrics" => self.metrics_response(request.accept),
             _ => self.readiness_response(),
         })
+    }
+
+    fn metrics_response(&self, accept: &str) -> ApiResponse {
+        let is_open = prefers_open_metrics(accept);
+        let content_type = if is_open { OPEN_METRICS_CONTENT_TYPE } else { TEXT_CONTENT_TYPE };
+        ApiResponse::new(200, content_type, render(&self.state, is_open).into_bytes())
     }
 
     fn readiness_response(&self) -> ApiResponse {

@@ -164,6 +164,14 @@ fn fixed_paths() -> Map<String, Value> {
                 &[("200", "it serves"), ("503", "it starts or ends")],
             ),
         ),
+        (
+            "/metrics",
+            text(
+                "metrics",
+                "Show the counters for Prometheus",
+                &[("200", "text format of Prometheus, or OpenMetrics if the client accepts it")],
+            ),
+        ),
     ];
     paths.into_iter().map(|(path, item)| (path.to_owned(), item)).collect()
 }

@@ -11,8 +11,8 @@ use crate::route::tests::RESOURCE;
 fn answer_of(api: &Api, verb: &str, target: &str, body: &str) -> ApiResponse {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let passed = &PassedFd::default();
-    let (client, body) = ("tester", body.as_bytes());
-    match api.answer(ApiRequest { verb, path, query, body, client, passed }) {
+    let (client, body, accept) = ("tester", body.as_bytes(), "*/*");
+    match api.answer(ApiRequest { verb, path, query, accept, body, client, passed }) {
         ApiReply::Now(response) => response,
         other => panic!("{other:?}"),
     }
@@ -135,6 +135,22 @@ fn process_without_a_readiness_is_ready() {
     assert_eq!((response.status, response.body.as_slice()), (200, &b"serving\n"[..]));
     let response = answer_of(&resource(), "HEAD", "/healthz", "");
     assert_eq!((response.status, response.body.as_slice()), (200, &b"ok\n"[..]));
+}
+
+#[test]
+fn metrics_have_the_format_that_the_client_accepts() {
+    let passed = &PassedFd::default();
+    for (accept, expected) in [
+        ("*/*", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=1.0.0", "application/openmetrics-text"),
+    ] {
+        let (verb, path, query, client) = ("GET", "/metrics", "", "tester");
+        let request = ApiRequest { verb, path, query, accept, body: b"", client, passed };
+        let ApiReply::Now(response) = resource().answer(request) else { panic!("{accept}") };
+        assert!(response.content_type.starts_with(expected), "{}", response.content_type);
+        assert!(response.body.starts_with(b"# "), "{:?}", response.body);
+    }
+    assert_eq!(answer_of(&resource(), "POST", "/metrics", "").status, 405);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
+use hyper::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue};
 use hyper::rt::{Sleep, Timer};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -150,8 +150,10 @@ async fn answer_request(
     check_request_head(checked, server.token.as_ref())?;
     let body = read_body(body).await?;
     let (query, client) = (head.uri.query().unwrap_or_default(), connection.client_text());
-    let (client, passed) = (client.as_str(), &connection.passed);
-    Ok(server.api.answer(ApiRequest { verb, path, query, body: &body, client, passed }))
+    let accept = head.headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let accept = accept.unwrap_or_default();
+    let (body, client, passed) = (body.as_slice(), client.as_str(), &connection.passed);
+    Ok(server.api.answer(ApiRequest { verb, path, query, accept, body, client, passed }))
 }
 
 /// Receives the body of a request.

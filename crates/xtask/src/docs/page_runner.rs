@@ -130,7 +130,7 @@ impl PageRunner {
             .env("PROJECT", &self.root)
             .env("APART", self.apart.join(" "))
             // Hides the processes of other pages.
-            .env("XDG_RUNTIME_DIR", room);
+            .env("TENMIL_RUNTIME_DIR", room.join("tenmil"));
     }
 }
 
