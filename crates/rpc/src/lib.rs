@@ -63,7 +63,7 @@ pub use methods::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, CopyProgress, DeviceControls,
     EventRelay, NbdExports, NvmeConnections, ProgramInfo, ReactorsSource, SchedulerSource,
     ServedConfiguration, ServedDevice, ServedDevices, ServedNamespace, TABLE, TargetConfiguration,
-    subscribe_path_events,
+    parse_slow_io, subscribe_path_events,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;

@@ -3,6 +3,7 @@
 mod copy;
 mod environment;
 mod file_events;
+mod flight_recorder;
 pub(crate) mod io_statistics;
 mod live_configuration;
 mod method_list;
@@ -16,6 +17,7 @@ mod process;
 pub(crate) mod reactors;
 mod sandbox;
 mod scheduler;
+mod slow_io;
 mod target_configuration;
 mod volumes;
 
@@ -28,6 +30,7 @@ pub use paths::subscribe_path_events;
 pub use process::ProgramInfo;
 pub use reactors::{EventRelay, ReactorsSource};
 pub use scheduler::SchedulerSource;
+pub use slow_io::parse_slow_io;
 pub use target_configuration::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, ServedConfiguration,
     ServedNamespace, TargetConfiguration,
@@ -44,12 +47,14 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         environment::METHODS,
         sandbox::METHODS,
         reactors::METHODS,
+        flight_recorder::METHODS,
         scheduler::METHODS,
         nbd_exports::METHODS,
         io_statistics::METHODS,
         mirrors_and_delays::METHODS,
         copy::METHODS,
         nvme_connections::METHODS,
+        slow_io::METHODS,
         target_configuration::METHODS,
         live_configuration::METHODS,
         paths::METHODS,
@@ -61,6 +66,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         sandbox::EVENTS,
         nbd_exports::EVENTS,
         nvme_connections::EVENTS,
+        slow_io::EVENTS,
         target_configuration::EVENTS,
         paths::EVENTS,
         pool_events::EVENTS,

@@ -44,8 +44,8 @@ use std::path::PathBuf;
 
 use tenmil_base::Span;
 use tenmil_block::uri::Uri;
-use tenmil_serve::PeerNetwork;
 use tenmil_serve::tcp::PortSecurity;
+use tenmil_serve::{PeerNetwork, SlowIoThresholds};
 
 pub use self::config_edit::{ConfigEdit, ConfigObject};
 pub use self::migrate::{MigratedConfig, migrate_config};
@@ -93,6 +93,8 @@ pub struct TargetConfig {
     pub referrals: Vec<SocketAddr>,
     /// Connection limits.
     pub limits: ConnectionLimits,
+    /// Time from which a command is logged as slow; `None`: none is.
+    pub slow_io: Option<Span>,
 }
 
 /// Connection limits by origin, and the keep-alive limit. Defaults are derived from the total
@@ -179,6 +181,8 @@ pub struct NamespaceConfig {
     pub hosts: HostsConfig,
     /// ANA group.
     pub ana_group: u32,
+    /// Time from which a command is logged as slow; `None`: none is.
+    pub slow_io: Option<Span>,
 }
 
 /// ANA state of a group at a listener.
@@ -244,6 +248,14 @@ impl TargetConfig {
 }
 
 impl SubsystemConfig {
+    /// Thresholds for slow commands, with this one of commands for no single namespace.
+    #[must_use]
+    pub fn slow_io_thresholds(&self, default: Option<Span>) -> SlowIoThresholds {
+        let own = self.namespaces.iter().filter(|namespace| namespace.slow_io != default);
+        let namespaces = own.map(|namespace| (namespace.nsid, namespace.slow_io)).collect();
+        SlowIoThresholds { default, namespaces }
+    }
+
     /// Number of ANA groups; 0 if all namespaces are optimized at every listener.
     pub fn ana_group_count(&self) -> u32 {
         let namespaces = self.namespaces.iter().map(|namespace| namespace.ana_group);

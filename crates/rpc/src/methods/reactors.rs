@@ -293,7 +293,9 @@ impl EventRelay {
         if !self.followed.ptr_eq(&followed) {
             (self.followed, self.next, self.lookout) = (followed, 0, Watchdog::default());
         }
-        self.lookout.check_reactors(clock.now(), directory);
+        if !directory.has_watchdog() {
+            self.lookout.check_reactors(clock.now(), directory);
+        }
         let events = directory.events_since(self.next);
         self.next = events.next;
         if events.missed > 0 {

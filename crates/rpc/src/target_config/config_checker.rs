@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use tenmil_base::Span;
 use tenmil_block::quantity_parser::parse_size;
 use tenmil_block::uri::Uri;
 use tenmil_wire::nqn;
@@ -18,6 +19,7 @@ use super::{
     AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState, ListenerConfig,
     NamespaceConfig, SubsystemConfig, TargetConfig,
 };
+use crate::methods::parse_slow_io;
 
 pub(super) type CheckResult<T> = Result<T, ConfigError>;
 
@@ -36,10 +38,14 @@ pub(super) struct ConfigChecker<'a> {
     text: &'a str,
     pub(super) listeners: Vec<ListenerConfig>,
     named: NamedDevices,
+    /// Time from which a command is slow, of namespaces without a time of their own.
+    slow_io: Option<Span>,
 }
 
 pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetConfig> {
-    let mut reader = ConfigChecker { text, listeners: Vec::new(), named: NamedDevices::default() };
+    let (listeners, named) = (Vec::new(), NamedDevices::default());
+    let mut reader = ConfigChecker { text, listeners, named, slow_io: None };
+    reader.slow_io = reader.slow_io_time(file.slow_io.as_ref())?;
     let memory_bytes =
         file.buffer_memory.as_ref().map(|memory| reader.parse_buffer_memory(memory)).transpose()?;
     let limits = reader.check_limits(file.limits.as_ref())?;
@@ -73,7 +79,7 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
     let state = directory("state-dir", &file.state_dir)?;
     let keyring = directory("keyring", &file.keyring)?;
     let discovery = reader.check_discovery(file.discovery.as_ref(), &subsystems)?;
-    let listeners = reader.listeners;
+    let (listeners, slow_io) = (reader.listeners, reader.slow_io);
     Ok(TargetConfig {
         memory_bytes,
         memory_line,
@@ -86,6 +92,7 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
         subsystems,
         referrals,
         limits,
+        slow_io,
     })
 }
 
@@ -356,7 +363,14 @@ impl ConfigChecker<'_> {
         };
         let ana_group = self.check_ana_group(table.ana_group.as_ref())?;
         let (line, is_read_only) = (self.line_number(&table.uri), table.read_only);
-        Ok(NamespaceConfig { nsid, uri, line, is_read_only, hosts: seen_by, ana_group })
+        let slow_io = self.slow_io_time(table.slow_io.as_ref())?;
+        Ok(NamespaceConfig { nsid, uri, line, is_read_only, hosts: seen_by, ana_group, slow_io })
+    }
+
+    /// Time from which a command is slow: `10ms`, or `off`. Without one, it is that of all.
+    fn slow_io_time(&self, time: Option<&Spanned<String>>) -> CheckResult<Option<Span>> {
+        let Some(time) = time else { return Ok(self.slow_io) };
+        parse_slow_io(time.get_ref()).map_err(|problem| self.config_error("slow-io", time, problem))
     }
 
     /// Hosts that see a namespace, each of which must be allowed to connect.

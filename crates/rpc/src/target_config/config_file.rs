@@ -15,6 +15,7 @@ pub(super) struct ConfigFile {
     pub(super) buffer_memory: Option<Spanned<String>>,
     pub(super) state_dir: Option<Spanned<String>>,
     pub(super) keyring: Option<Spanned<String>>,
+    pub(super) slow_io: Option<Spanned<String>>,
     pub(super) discovery: Option<DiscoveryTable>,
     pub(super) limits: Option<Spanned<LimitsTable>>,
     #[serde(default)]
@@ -84,6 +85,7 @@ pub(super) struct NamespaceTable {
     pub(super) read_only: bool,
     pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<String>>>>,
     pub(super) ana_group: Option<Spanned<u32>>,
+    pub(super) slow_io: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]

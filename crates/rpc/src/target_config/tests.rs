@@ -1,5 +1,8 @@
 //! Valid files, and each kind of error with its line number.
 
+use tenmil_base::Span;
+use tenmil_serve::SlowIoThresholds;
+
 use super::{AnaStateConfig, ConfigError, HostsConfig, TargetConfig};
 
 const WHOLE: &str = r#"
@@ -88,7 +91,7 @@ fn omitted_limits_follow_from_the_number_of_connections() {
     let counts = [read.per_address_max, read.per_host_max, read.loopback_max, read.discovery_max];
     assert_eq!(counts, [1, 2, 3, 4]);
     let counts = [read.discovery_per_address_max, read.reserved, read.registrants_per_address_max];
-    assert_eq!((counts, read.keep_alive_max), ([5, 0, 7], tenmil_base::Span::from_secs(120)));
+    assert_eq!((counts, read.keep_alive_max), ([5, 0, 7], Span::from_secs(120)));
     for (keys, expected) in [
         ("connections = 0", "line 6, `connections`: 0, expected 1 to 65536"),
         ("connections-per-host = 1101", "line 6, `connections-per-host`: 1101, expected 1 to 1100"),
@@ -334,4 +337,22 @@ fn configuration_example_in_the_documentation_is_valid() {
     let read = TargetConfig::parse(file).unwrap();
     assert_eq!((read.listeners.len(), read.subsystems[0].namespaces.len()), (2, 2));
     assert_eq!(read.state.as_deref(), Some("/var/lib/tenmil".as_ref()));
+}
+
+#[test]
+fn slow_io_of_a_namespace_replaces_that_of_all() {
+    let text = format!("slow-io = \"10ms\"\n{WHOLE}");
+    let text = text.replace("nsid = 7\n", "nsid = 7\nslow-io = \"off\"\n");
+    let text = text.replace("uri = \"null:\"\n", "uri = \"null:\"\nslow-io = \"0.5ms\"\n");
+    let read = TargetConfig::parse(&text).unwrap();
+    let [disks, near] = read.subsystems.as_slice() else { panic!("two subsystems") };
+    let ten = Some(Span::from_ms(10));
+    let thresholds = disks.slow_io_thresholds(read.slow_io);
+    assert_eq!((thresholds.default, thresholds.namespaces), (ten, [(7, None)].into()));
+    let thresholds = near.slow_io_thresholds(read.slow_io);
+    assert_eq!(thresholds.namespaces, [(1, Some(Span::from_us(500)))].into());
+    let plain = TargetConfig::parse(WHOLE).unwrap();
+    assert_eq!(plain.subsystems[0].slow_io_thresholds(plain.slow_io), SlowIoThresholds::default());
+    let wrong = TargetConfig::parse(&text.replace("\"off\"", "\"never\"")).unwrap_err();
+    assert_eq!((wrong.line, wrong.key.as_str()), (23, "`slow-io`"), "{wrong}");
 }
