@@ -20,6 +20,10 @@ pub struct IoStats {
     pub depth: QueueDepthSamples,
     /// Time with requests in flight. Only of served queues.
     pub busy: Span,
+    /// Requests that waited for a rate limit.
+    pub limited: u64,
+    /// Sum of the times that they waited. It is not part of their latency.
+    pub limit_wait: Span,
     /// Number of failed requests by status.
     pub errors_by_status: BTreeMap<u16, u64>,
 }
@@ -67,6 +71,8 @@ impl IoStats {
         self.depth.samples += other.depth.samples;
         self.depth.sum += other.depth.sum;
         self.busy.ns += other.busy.ns;
+        self.limited += other.limited;
+        self.limit_wait.ns += other.limit_wait.ns;
         for (status, count) in &other.errors_by_status {
             *self.errors_by_status.entry(*status).or_default() += count;
         }
@@ -74,7 +80,7 @@ impl IoStats {
 
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        self.operations.iter().all(|one| one.count == 0 && one.errors == 0)
+        self.limited == 0 && self.operations.iter().all(|one| one.count == 0 && one.errors == 0)
     }
 }
 
@@ -95,6 +101,8 @@ pub struct IoCounters {
     depth_sum: Counter,
     lock_wait_ticks: Counter,
     busy_ns: Counter,
+    limited: Counter,
+    limit_wait_ns: Counter,
     is_timing: AtomicBool,
     /// Allocated at the first value of each operation.
     latencies: [OnceLock<Box<LiveCoarseHistogram>>; OPERATIONS],
@@ -154,6 +162,12 @@ impl IoCounters {
         self.busy_ns.add(time.ns);
     }
 
+    /// Counts requests that waited for a rate limit, and the sum of the times that they waited.
+    pub fn add_limit_wait(&self, count: u64, time: Span) {
+        self.limited.add(count);
+        self.limit_wait_ns.add(time.ns);
+    }
+
     /// Counts a poll that found completions while `depth` requests were in flight.
     #[inline]
     pub fn count_queue_depth(&self, depth: u64) {
@@ -174,6 +188,8 @@ impl IoCounters {
         let mut statistics = IoStats {
             lock_wait: span_of_ticks(self.lock_wait_ticks.get()),
             busy: Span { ns: self.busy_ns.get() },
+            limited: self.limited.get(),
+            limit_wait: Span { ns: self.limit_wait_ns.get() },
             errors_by_status: by_status.clone(),
             depth: QueueDepthSamples {
                 samples: self.depth_samples.get(),
@@ -216,6 +232,7 @@ mod tests {
                 meter.count_queue_depth(value);
                 meter.count_failure(operation, IoStatus::NO_DEVICE);
                 meter.add_busy(Span { ns: 5 });
+                meter.add_limit_wait(2, Span { ns: value });
                 meter.add_lock_wait(value);
             }
         }
@@ -232,6 +249,8 @@ mod tests {
             assert!(one.count > 0 && one.latency.buckets().eq(other.latency.buckets()));
         }
         assert_eq!((sum.depth, sum.lock_wait, sum.busy), (both.depth, both.lock_wait, both.busy));
+        assert_eq!((sum.limited, sum.limit_wait), (both.limited, both.limit_wait));
+        assert_eq!((sum.limited, sum.limit_wait.ns), (1_000, 499 * 250));
         assert_eq!((sum.busy.ns, sum.lock_wait.ns), (2_500, 499 * 500));
         assert_eq!(sum.errors_by_status, both.errors_by_status);
         assert_eq!(sum.errors_by_status[&IoStatus::NO_DEVICE.0], 500);

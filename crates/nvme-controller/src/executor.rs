@@ -22,7 +22,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use tenmil_base::{CompletionBatch, HostMemory, Instant, MediumMemory, RequestFlags, Segment};
+use tenmil_base::{
+    CompletionBatch, HostMemory, Instant, MediumMemory, RequestFlags, Segment, Span,
+};
 use tenmil_wire::Status;
 
 use crate::bounce_pool::BouncePool;
@@ -366,6 +368,12 @@ impl<H: HostMemory> Executor<H> {
     /// I/O totals since the last call.
     pub fn take_io_counters(&mut self, now: Instant) -> IoCounters {
         self.traffic.take_counters(now)
+    }
+
+    /// Counts commands for a namespace that waited for a rate limit before they began, and the sum of the
+    /// times that they waited.
+    pub fn count_limit_wait(&self, nsid: u32, count: u64, time: Span) {
+        self.namespace_table.count_limit_wait(nsid, count, time);
     }
 
     /// Earliest deadline of the block devices that have requests in flight.

@@ -1,6 +1,6 @@
 //! Namespace table: maps an NSID to the data of the fast path by one array index.
 
-use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation};
+use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation, Span};
 use tenmil_wire::Status;
 
 use super::channel::NamespaceChannel;
@@ -204,6 +204,16 @@ impl NamespaceTable {
         let channel = self.channels.get(usize::from(index))?.as_ref()?;
         let counters = channel.counters.as_ref()?.counters();
         Some(CompletionCounter { counters, block_shift: channel.block_shift, now })
+    }
+
+    /// Counts commands for a namespace that waited for a rate limit before they began, and the sum of the
+    /// times that they waited.
+    pub(super) fn count_limit_wait(&self, nsid: u32, count: u64, time: Span) {
+        let mut channels = self.channels.iter().flatten();
+        let channel = channels.find(|channel| channel.nsid == nsid && !channel.is_retired);
+        if let Some(counters) = channel.and_then(|channel| channel.counters.as_ref()) {
+            counters.counters().add_limit_wait(count, time);
+        }
     }
 
     /// Channels available to new commands, with their indices.
