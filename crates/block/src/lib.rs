@@ -50,8 +50,8 @@ pub use open::{
     join_device_types, whole_block_count,
 };
 pub use qos::{
-    IoClass, MINIMUM_PERCENT, QosLimiter, QosLimits, RECHECK_INTERVAL, RateLimit,
-    RateLimitedChannel,
+    IoClass, IoDirection, MINIMUM_PERCENT, QosLimiter, QosLimits, RECHECK_INTERVAL, RateGate,
+    RateLimit, RateLimitedChannel,
 };
 pub use queue_map::{PER_CHANNEL, QueueMap};
 pub use quiesce::{QuiesceTimeout, QuiescedRange};

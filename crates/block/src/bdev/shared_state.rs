@@ -247,6 +247,9 @@ impl BdevShared {
         let mut sum = ledger.closed.clone();
         let clock = &self.options.clock;
         ledger.registered_channels().for_each(|port| sum.merge(&snapshot(&port.meter, clock)));
+        if let Some(limiter) = &self.options.limiter {
+            (sum.limited, sum.limit_wait) = limiter.waits();
+        }
         sum
     }
 

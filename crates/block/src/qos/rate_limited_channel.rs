@@ -28,6 +28,9 @@ pub struct RateLimitedChannel<B> {
     slices: [ReservedSlice; 2],
     /// When a rejected caller should retry.
     retry_at: Instant,
+    /// Requests that were rejected by the last submission, and when.
+    waiting: u64,
+    waiting_since: Instant,
 }
 
 /// A reservation: when it starts and what it permits.
@@ -116,7 +119,26 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             has_limits: false,
             slices: [ReservedSlice::default(); 2],
             retry_at: Instant::NEVER,
+            waiting: 0,
+            waiting_since: Instant::default(),
         }
+    }
+
+    /// Counts how long the rejected requests have waited until now.
+    fn count_wait(&mut self, now: Instant) {
+        if self.waiting > 0 {
+            let ns = self.waiting.saturating_mul(now.since(self.waiting_since).ns);
+            self.shared.limit_wait_ns.fetch_add(ns, Ordering::Relaxed);
+            self.waiting_since = now;
+        }
+    }
+
+    /// Records that `rejected` requests wait after `taken` were accepted.
+    fn record_waiting(&mut self, now: Instant, taken: usize, rejected: usize) {
+        let (taken, rejected) = (taken as u64, rejected as u64);
+        let new = rejected.saturating_sub(self.waiting.saturating_sub(taken));
+        self.shared.limited.fetch_add(new, Ordering::Relaxed);
+        (self.waiting, self.waiting_since) = (rejected, now);
     }
 
     /// Applies changed limits. Existing reservations keep their start; buckets that were unlimited before
@@ -302,6 +324,7 @@ impl<B: IoChannel> RateLimitedChannel<B> {
         segments: &[Segment],
     ) -> usize {
         self.retry_at = Instant::NEVER;
+        self.count_wait(now);
         let mut taken = 0;
         while let Some(first) = requests.get(taken) {
             let rest = &requests[taken..];
@@ -318,6 +341,9 @@ impl<B: IoChannel> RateLimitedChannel<B> {
             }
             self.deduct_sent(&admitted);
         }
+        // What the device below did not accept has not been rejected by a limit.
+        let is_limited = self.retry_at != Instant::NEVER;
+        self.record_waiting(now, taken, if is_limited { requests.len() - taken } else { 0 });
         taken
     }
 }
@@ -342,6 +368,8 @@ impl<B: IoChannel> IoChannel for RateLimitedChannel<B> {
         // Pairs with the release in `QosLimiter::set`.
         let changes = self.shared.changes.load(Ordering::Acquire);
         if changes != self.seen {
+            self.count_wait(now);
+            self.waiting = 0;
             self.apply_rate_changes(instant_to_ticks(now), changes);
         }
         if !self.has_limits {

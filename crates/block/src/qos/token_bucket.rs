@@ -18,10 +18,11 @@ pub(super) struct TokenBucket {
     reserved_until: AtomicU64,
     /// The same for the guaranteed minimum of the background.
     minimum_until: AtomicU64,
+    /// How much unused past time can still be reserved; at least [`CREDIT`].
+    burst: AtomicU64,
 }
 
-/// Burst: how much unused past time can still be reserved. It compensates for late wake-ups, and is less
-/// than 0.5 % of five seconds.
+/// Smallest burst. It compensates for late wake-ups, and is less than 0.5 % of five seconds.
 const CREDIT: BucketTicks = ns_to_ticks(Span::from_ms(20));
 const TICKS_PER_NS: u64 = 16;
 const TICKS_PER_SECOND: u128 = 1_000_000_000 * TICKS_PER_NS as u128;
@@ -40,9 +41,10 @@ pub(super) const fn ticks_to_instant(at: BucketTicks) -> Instant {
 }
 
 impl TokenBucket {
-    pub(super) fn new(rate: u64) -> Self {
+    pub(super) fn new(rate: u64, burst: Span) -> Self {
         let (reserved_until, minimum_until) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { current_rate: AtomicU64::new(rate), reserved_until, minimum_until }
+        let burst = AtomicU64::new(burst_ticks(burst));
+        Self { current_rate: AtomicU64::new(rate), reserved_until, minimum_until, burst }
     }
 
     pub(super) fn rate(&self) -> u64 {
@@ -56,13 +58,15 @@ impl TokenBucket {
 
     /// Units that can be reserved at once: those of `span` and recently unused ones.
     pub(super) fn burst_units(&self, now: BucketTicks, rate: u64, span: BucketTicks) -> u64 {
-        let unused = now.saturating_sub(self.reserved_until()).min(CREDIT);
+        let burst = self.burst.load(Ordering::Relaxed);
+        let unused = now.saturating_sub(self.reserved_until()).min(burst);
         units_in_ticks(unused.max(span), rate)
     }
 
     /// Reserves `units` and returns when the reservation starts.
     pub(super) fn reserve_units(&self, now: BucketTicks, rate: u64, units: u64) -> BucketTicks {
-        reserve_time(&self.reserved_until, now, cost_ticks(units, rate))
+        let burst = self.burst.load(Ordering::Relaxed);
+        reserve_time(&self.reserved_until, now, cost_ticks(units, rate), burst)
     }
 
     /// Reserves `units` of the background's guaranteed minimum.
@@ -73,11 +77,12 @@ impl TokenBucket {
         units: u64,
     ) -> BucketTicks {
         let cost = u128::from(cost_ticks(units, rate)) * 100 / u128::from(MINIMUM_PERCENT);
-        reserve_time(&self.minimum_until, now, u64::try_from(cost).unwrap_or(u64::MAX))
+        reserve_time(&self.minimum_until, now, u64::try_from(cost).unwrap_or(u64::MAX), CREDIT)
     }
 
-    /// Changes the rate. Reservations keep their units, not their time.
-    pub(super) fn set_rate(&self, now: Instant, rate: u64) {
+    /// Changes the rate and the burst. Reservations keep their units, not their time.
+    pub(super) fn set_rate(&self, now: Instant, rate: u64, burst: Span) {
+        self.burst.store(burst_ticks(burst), Ordering::Relaxed);
         let (now, old) = (instant_to_ticks(now), self.current_rate.swap(rate, Ordering::Relaxed));
         for until in [&self.reserved_until, &self.minimum_until] {
             let changed = |at: BucketTicks| Some(rescale_reservation_end(at, now, old, rate));
@@ -101,9 +106,18 @@ pub(super) fn rescale_reservation_end(
     now.saturating_add(u64::try_from(wait).unwrap_or(u64::MAX))
 }
 
-fn reserve_time(until: &AtomicU64, now: BucketTicks, cost: BucketTicks) -> BucketTicks {
+fn burst_ticks(burst: Span) -> BucketTicks {
+    ns_to_ticks(burst).max(CREDIT)
+}
+
+fn reserve_time(
+    until: &AtomicU64,
+    now: BucketTicks,
+    cost: BucketTicks,
+    burst: BucketTicks,
+) -> BucketTicks {
     // A cost above the burst would add up to one more unit than the rate permits.
-    let earliest = if cost > CREDIT { now } else { now.saturating_sub(CREDIT) };
+    let earliest = if cost > burst { now } else { now.saturating_sub(burst) };
     let moved = |until: BucketTicks| Some(until.max(earliest).saturating_add(cost));
     // Relaxed: the word orders no other data. Always succeeds.
     let before = until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, moved);
@@ -132,7 +146,7 @@ mod tests {
 
     #[test]
     fn reservations_are_spaced_by_the_rate() {
-        let bucket = TokenBucket::new(10);
+        let bucket = TokenBucket::new(10, Span::default());
         let now = ns_to_ticks(Span::from_secs(7));
         let tenth = ns_to_ticks(Span::from_ms(100));
         assert_eq!(bucket.reserve_units(now, 10, 1), now);
@@ -144,12 +158,25 @@ mod tests {
 
     #[test]
     fn unused_tokens_expire() {
-        let bucket = TokenBucket::new(1_000);
+        let bucket = TokenBucket::new(1_000, Span::default());
         let now = ns_to_ticks(Span::from_secs(7));
         assert_eq!(bucket.reserve_units(now, 1_000, 5), now - CREDIT);
         assert_eq!(bucket.burst_units(now, 1_000, 0), 15);
         let later = ns_to_ticks(Span::from_secs(9));
         assert_eq!(bucket.burst_units(later, 1_000, 0), 20);
+    }
+
+    #[test]
+    fn unused_tokens_accumulate_up_to_the_burst() {
+        let bucket = TokenBucket::new(1_000, Span::from_secs(2));
+        let now = ns_to_ticks(Span::from_secs(7));
+        assert_eq!(bucket.burst_units(now, 1_000, 0), 2_000);
+        bucket.reserve_units(now, 1_000, 2_000);
+        assert_eq!(bucket.reserve_units(now, 1_000, 1), now, "the burst is used up");
+        let later = ns_to_ticks(Span::from_secs(8));
+        assert_eq!(bucket.burst_units(later, 1_000, 0), 999);
+        bucket.set_rate(Instant { ns: 8_000_000_000 }, 1_000, Span::default());
+        assert_eq!(bucket.burst_units(later, 1_000, 0), 20, "the smallest burst");
     }
 
     #[test]

@@ -361,7 +361,7 @@ fn export_row(served: &Arc<ExportedDevice>) -> Value {
         "flushes": statistics.operation_stats(Operation::Flush).count,
         "errors": errors,
     });
-    let QosLimits { total, reads, writes } = served.qos_limits();
+    let QosLimits { total, reads, writes, .. } = served.qos_limits();
     for (name, RateLimit { iops, bytes }) in [("", total), ("read_", reads), ("write_", writes)] {
         row[format!("{name}limit_iops")] = json!(iops);
         row[format!("{name}limit_bytes")] = json!(bytes);

@@ -15,7 +15,8 @@ fn rate_limits_apply_to_all_channels_together() {
         total: RateLimit { iops, bytes: None },
         ..QosLimits::default()
     });
-    let (device, _) = bdev_over_late_device(64, |options| options.limiter = Some(limiter));
+    let shared = limiter.clone();
+    let (device, _) = bdev_over_late_device(64, |options| options.limiter = Some(shared));
     let descriptor =
         device.open(Claim::Exclusive, "test").unwrap().with_io_class(IoClass::Foreground);
     let mut channels = [descriptor.channel().unwrap(), descriptor.channel().unwrap()];
@@ -31,4 +32,10 @@ fn rate_limits_apply_to_all_channels_together() {
         }
     }
     assert!((1_900..=2_100).contains(&completed), "{completed} in two seconds");
+    let statistics = device.statistics();
+    assert_eq!((statistics.limited, statistics.limit_wait), limiter.waits());
+    // Sixteen requests at a time at two thousand per second, of which one per millisecond passes.
+    let (limited, wait) = limiter.waits();
+    assert!((1_000..=2_100).contains(&limited), "{limited} requests waited");
+    assert!((20_000..=32_000).contains(&(wait.ns / 1_000_000)), "{wait}");
 }
