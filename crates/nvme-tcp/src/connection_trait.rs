@@ -119,6 +119,11 @@ pub trait Connection {
         }
     }
 
+    /// Restarts the time limit of an incomplete PDU, if there is one: its rest was not read meanwhile.
+    fn restart_pdu_timeout(&mut self, now: Instant) {
+        self.connection_core_mut().restart_pdu_timeout(now);
+    }
+
     /// Handles the end of the stream. `unconsumed` received bytes were not consumed.
     fn handle_eof(&mut self, unconsumed: usize, events: &mut EventQueue<Self::Event>) {
         let is_inside_pdu = unconsumed > 0 || self.connection_core().body.is_some();

@@ -184,6 +184,13 @@ impl ConnectionCore {
         }
     }
 
+    /// Restarts the PDU timeout, if a PDU is incomplete.
+    pub(crate) fn restart_pdu_timeout(&mut self, now: Instant) {
+        if self.stalled_since.is_some() {
+            self.stalled_since = Some(now);
+        }
+    }
+
     /// Time at which [`handle_deadline`](Self::handle_deadline) must be called.
     #[inline]
     pub(crate) fn deadline(&self) -> Instant {
