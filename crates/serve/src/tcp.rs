@@ -28,12 +28,14 @@ mod connection_table;
 mod dh_threads;
 mod discovery;
 mod event;
+mod fair_shares;
 pub mod fuzz;
 #[cfg(test)]
 mod injected_bug;
 mod injected_bugs;
 mod io_queue;
 mod poller;
+mod rate_limits;
 mod refusal_limiter;
 mod reservation_store;
 mod security;
@@ -53,6 +55,7 @@ pub use event::{
     AcceptedCounts, AssociationTotals, DisconnectReason, EndedAssociation, EventCounts, TargetEvent,
 };
 pub use injected_bugs::InjectedBugs;
+pub use rate_limits::ExportLimits;
 pub use reservation_store::{MemoryDirectory, StateDirectory};
 pub use security::{
     HostKeys, HostRights, NamedKey, NamespaceSelection, PortSecurity, SubsystemSecurity,

@@ -7,9 +7,12 @@
 //!            └─ in-capsule data ──── a buffer, or the stream is not read ─ data complete ─▶ ready
 //! ```
 //!
+//! With rate limits, a command may wait for them first: see [`held_commands`].
+//!
 //! The halves of a fused pair start together: see [`fused_commands`].
 
 mod fused_commands;
+mod held_commands;
 mod slow_io;
 
 use std::collections::VecDeque;
@@ -24,6 +27,8 @@ use tenmil_wire::{Command, Completion, Fuse, Status};
 
 use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostMemory, OWN_BYTES};
 use fused_commands::{FusedFirst, FusedHalf};
+use held_commands::HeldCommands;
+pub(super) use held_commands::LimitWait;
 pub(super) use slow_io::SlowIoTracker;
 
 /// Command slots of a connection and the buffers they hold.
@@ -45,6 +50,8 @@ pub(super) struct CommandTable {
     fused_first: Option<FusedFirst>,
     /// Times of the commands, while there is a threshold for slow ones.
     slow_io: Option<Box<SlowIoTracker>>,
+    /// Rate limits, if there are any, and the commands that wait for them.
+    held: Option<Box<HeldCommands>>,
     /// Invalid call of the connection's protocol engine: a bug of the target.
     fault: Option<ProtocolCallFault>,
 }
@@ -88,6 +95,8 @@ struct CommandSlot {
     stalled_checks: u8,
     /// Whether its data arrive in the capsule. Set only for halves of fused pairs.
     is_in_capsule: bool,
+    /// Whether the rate limits have been applied to it. Set only while there are any.
+    has_passed_limits: bool,
 }
 
 /// Result of checking unsent responses that hold pool memory.
@@ -122,6 +131,8 @@ enum CommandState {
     CompletedInPlace,
     /// Completed while its data are still being received; the response follows the data.
     Draining,
+    /// Waits for a rate limit.
+    AwaitingLimit,
     /// Waits for a buffer.
     AwaitingBuffer,
     /// Its data are being received.
@@ -158,6 +169,7 @@ impl CommandTable {
             access: BufferAccess::Own,
             fused_first: None,
             slow_io: None,
+            held: None,
             fault: None,
         }
     }
@@ -183,6 +195,9 @@ impl CommandTable {
         if (command.fuse() != Fuse::Normal || self.fused_first.is_some())
             && let Some(result) = self.admit_fused(end, (tag, now), command, &data)
         {
+            if self.held.is_some() && result != AdmitResult::NoBuffer {
+                self.charge_fused(now, command, len_bytes);
+            }
             return result;
         }
         let slot = self.slot_mut(tag);
@@ -191,6 +206,11 @@ impl CommandTable {
         (slot.len_bytes, slot.direction, slot.state) = (len_bytes, direction, CommandState::Ready);
         (slot.stalled_checks, slot.is_in_capsule) = (0, false);
         slot.data = Segment::default();
+        if self.held.is_some()
+            && let Some(result) = self.hold_received(now, tag, is_in_capsule && len_bytes > 0)
+        {
+            return result;
+        }
         if len_bytes == 0 {
             return AdmitResult::Ready;
         }
@@ -307,6 +327,11 @@ impl CommandTable {
         end: &mut ControllerConnection,
         now: Instant,
     ) -> Option<u16> {
+        if self.held.is_some()
+            && let Some(tag) = self.next_released(end, now)
+        {
+            return Some(tag);
+        }
         while let Some(&tag) = self.waiting.front() {
             let slot = &self.slots[usize::from(tag)];
             let len_bytes = match slot.state {
@@ -320,6 +345,7 @@ impl CommandTable {
                 | CommandState::Completed
                 | CommandState::CompletedInPlace
                 | CommandState::Draining
+                | CommandState::AwaitingLimit
                 | CommandState::AwaitingData => {
                     self.waiting.pop_front();
                     continue;
@@ -344,10 +370,10 @@ impl CommandTable {
         None
     }
 
-    /// Whether commands wait for a buffer.
+    /// Whether commands wait for a buffer or for a rate limit.
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+        !self.waiting.is_empty() || self.held.as_ref().is_some_and(|held| held.has_held())
     }
 
     /// Whether data requested from the host are outstanding.
@@ -432,7 +458,7 @@ impl CommandTable {
     pub(super) fn handle_data_complete(
         &mut self,
         end: &mut ControllerConnection,
-        tag: u16,
+        (tag, now): (u16, Instant),
         is_intact: bool,
     ) -> bool {
         let slot = &mut self.slots[usize::from(tag)];
@@ -440,6 +466,9 @@ impl CommandTable {
         if is_complete {
             slot.state = CommandState::Ready;
             self.receiving -= 1;
+            if self.held.is_some() && is_intact && self.hold_complete(now, tag) {
+                return false;
+            }
         } else {
             self.handle_fused_data_complete(end, tag, is_intact);
         }
@@ -552,6 +581,9 @@ impl CommandTable {
         if matches!(state, CommandState::AwaitingBuffer | CommandState::Half(_)) {
             self.remove_waiting(end, tag);
         }
+        if state == CommandState::AwaitingLimit {
+            self.remove_held(tag);
+        }
         let slot = &mut self.slots[usize::from(tag)];
         // Data still being received may be stored in the buffer until the response is sent.
         let is_receiving = slot.state == CommandState::AwaitingData;
@@ -639,6 +671,7 @@ impl CommandTable {
             self.slots[usize::from(tag)].state = CommandState::Free;
         }
         self.is_stream_blocked = false;
+        self.cancel_held();
         self.cancel_fused_first();
         self.cache.stop_waiting();
         self.cache.release_idle_buffers();
@@ -732,6 +765,7 @@ impl CommandSlot {
         requested_at: Instant::NEVER,
         stalled_checks: 0,
         is_in_capsule: false,
+        has_passed_limits: false,
     };
 
     /// Sets the buffer of the command.
@@ -766,6 +800,7 @@ impl CommandState {
             | Self::Ready
             | Self::Completed
             | Self::CompletedInPlace
+            | Self::AwaitingLimit
             | Self::AwaitingBuffer => false,
         }
     }

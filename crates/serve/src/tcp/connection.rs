@@ -449,7 +449,7 @@ impl TargetConnection {
                 }
             }
             ControllerEvent::DataComplete { tag, is_intact } => {
-                if self.commands.handle_data_complete(&mut self.end, tag, is_intact) {
+                if self.commands.handle_data_complete(&mut self.end, (tag, now), is_intact) {
                     self.handle_data_complete(now, tag, is_intact);
                 }
             }
@@ -521,6 +521,7 @@ impl TargetConnection {
                 if let ConnectionRole::Io(io) = &mut self.role {
                     io.stop_commands(now);
                 }
+                self.commands.cancel_held();
                 Status::SUCCESS
             }
             Some(FabricsType::Connect) => Status::COMMAND_SEQUENCE_ERROR.with_dnr(),
@@ -534,6 +535,12 @@ impl TargetConnection {
         while let Some(tag) = self.commands.next_ready(&mut self.end, now) {
             count += 1;
             self.start_command(now, tag);
+        }
+        if let Some((has_new_held, waits)) = self.commands.take_limit_report()
+            && let ConnectionRole::Io(io) = &mut self.role
+            && (has_new_held || !waits.is_empty())
+        {
+            io.record_limit_waits(now, &waits);
         }
         count
     }

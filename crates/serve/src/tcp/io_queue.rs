@@ -8,7 +8,7 @@
 //!
 //! A command is ready when all its data are present. It begins under its tag in the next iteration, in one
 //! batch with the other ready commands. A command that cannot begin yet stays in the list, and so do those
-//! after it.
+//! after it; also what is beyond the fair share of the host ([`fair_shares`](super::fair_shares)).
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -24,7 +24,9 @@ use tenmil_reactor::MeanLatency;
 use tenmil_wire::{AdminOpcode, Completion, Status};
 
 use super::association::Association;
-use super::command_table::{CommandTable, SlowIoTracker};
+use super::command_table::{CommandTable, LimitWait, SlowIoTracker};
+use super::connection_handle::ConnectionHandle;
+use super::fair_shares::QueueShare;
 use super::service::Service;
 use crate::slow_io::{SlowIoLog, SlowIoSource};
 
@@ -40,6 +42,7 @@ pub(super) struct IoQueue {
     slow_io_log: SlowIoLog,
     /// Tags of commands that have all their data and have not begun, oldest first.
     ready: Vec<u16>,
+    share: QueueShare,
     latency: MeanLatency,
     published_at: Instant,
     /// Whether outstanding writes of the devices are fenced when the queue stops.
@@ -67,7 +70,7 @@ const STREAM: u16 = 0;
 impl IoQueue {
     /// Creates the queue that a host connects, with at most `depth` outstanding commands.
     pub(super) fn new(
-        service: &Service,
+        (service, handle): (&Service, &Arc<ConnectionHandle>),
         association: Arc<Association>,
         peer: &str,
         (qid, depth): (u16, u16),
@@ -86,9 +89,11 @@ impl IoQueue {
         );
         let buffers = service.bounce_pool().clone();
         let (executor, link) = association.lock_transport().create_queue(memory, &new, buffers)?;
+        let share = service.fair_shares().join(&association.host.nqn, handle);
         Ok(Self {
             executor,
             link,
+            share,
             association,
             qid,
             peer: peer.to_owned(),
@@ -130,6 +135,25 @@ impl IoQueue {
             self.slow_io_log.clone(),
             count,
         ));
+    }
+
+    /// Fetches the rate limits, if they have changed.
+    pub(super) fn fetch_limiters(&self, commands: &mut CommandTable) {
+        let host = &self.association.host.nqn;
+        let generation = commands.limiter_generation();
+        if let Some(limiters) = self.association.export().newer_limiters(generation, host) {
+            commands.set_limiters(&limiters);
+        }
+    }
+
+    /// Records that the host is active though rate limits hold its commands, and counts those that were
+    /// released.
+    #[cold]
+    pub(super) fn record_limit_waits(&mut self, now: Instant, waits: &[LimitWait]) {
+        self.link.note_activity(now);
+        for LimitWait { nsid, count, time } in waits {
+            self.executor.count_limit_wait(*nsid, *count, *time);
+        }
     }
 
     /// Records the time of an iteration without new commands or completions.
@@ -193,6 +217,8 @@ impl IoQueue {
         }
         if count == 0 {
             self.executor.close_retired_channels();
+        } else {
+            self.share.set_outstanding(self.outstanding_commands());
         }
         count
     }
@@ -212,14 +238,16 @@ impl IoQueue {
 
     fn start_unblocked_commands(&mut self, now: Instant, commands: &mut CommandTable) -> usize {
         self.executor.begin_batch();
+        let executing = self.executor.executing_count();
+        let startable = self.share.startable(now, executing, self.ready.len());
         let mut count = 0;
-        while count < self.ready.len() && !self.executor.has_started_fused_pair() {
+        while count < startable && !self.executor.has_started_fused_pair() {
             if self.executor.can_begin_run() {
-                let ready =
-                    self.ready[count..].iter().map(|tag| commands.command_with_segment(*tag));
+                let ready = self.ready[count..startable].iter();
+                let ready = ready.map(|tag| commands.command_with_segment(*tag));
                 count += self.executor.begin_segment_commands(STREAM, ready);
             }
-            let Some(&tag) = self.ready.get(count) else { break };
+            let Some(&tag) = self.ready[..startable].get(count) else { break };
             let (id, command, segment) = commands.command_with_segment(tag);
             let (tag, data) =
                 (CommandTag { stream: STREAM, id }, CommandDataLocation::Segment(segment));
@@ -344,6 +372,7 @@ impl IoQueue {
                 QueueCommand::Poll => {
                     self.executor.poll_preempted_writes();
                     self.fetch_slow_io(commands);
+                    self.fetch_limiters(commands);
                 }
                 QueueCommand::AbortNamespace { nsid, preempted } => {
                     self.executor.abort_namespace(now, nsid, &preempted);
@@ -507,7 +536,9 @@ impl IoQueue {
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {
         if !self.is_idle() {
-            self.executor.wake_at().min(self.stop_timer.report_at)
+            let has_share = self.ready.is_empty() || self.executor.executing_count() > 0;
+            let review = if has_share { Instant::NEVER } else { self.share.review_at() };
+            self.executor.wake_at().min(self.stop_timer.report_at).min(review)
         } else if self.executor.has_io_counters() {
             self.published_at.after(PUBLISH_INTERVAL)
         } else {

@@ -25,6 +25,8 @@ use super::connection::{ConnectionParts, TargetConnection};
 use super::connection_handle::ConnectionHandle;
 use super::connection_table::{ConnectionEntry, ConnectionSample};
 use super::event::{EventCounts, EventQueue, TargetEvent};
+use super::fair_shares::FairShares;
+use super::rate_limits::ExportLimits;
 use super::refusal_limiter::RefusalLimiter;
 use super::security::{GeneratedPsks, PortSecurity, PskIdentity, SecurityState, SubsystemSecurity};
 use super::subsystem_export::{SubsystemExport, SubsystemExportConfig, SubsystemExportUpdate};
@@ -63,6 +65,7 @@ pub(super) struct ServiceShared {
     authentication: Mutex<AuthenticationContext>,
     refusals: Mutex<RefusalLimiter>,
     slow_io: SlowIoLog,
+    fair_shares: Arc<FairShares>,
 }
 
 struct ServiceState {
@@ -149,6 +152,7 @@ impl Service {
             authentication: Mutex::new(AuthenticationContext::new()),
             refusals: Mutex::default(),
             slow_io: SlowIoLog::default(),
+            fair_shares: FairShares::new(limits.fair_depth),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -199,6 +203,28 @@ impl Service {
             notify_discovery_change(self.lock_state());
         }
         true
+    }
+
+    /// Rate limits of a subsystem; `None` if none has this NQN.
+    #[must_use]
+    pub fn export_limits(&self, nqn: &str) -> Option<ExportLimits> {
+        let export = self.lock_state().exports.get(nqn).cloned();
+        export.map(|export| export.limits())
+    }
+
+    /// Rate limits of every subsystem, by NQN.
+    #[must_use]
+    pub fn all_limits(&self) -> Vec<(String, ExportLimits)> {
+        let exports: Vec<_> = self.lock_state().exports.values().cloned().collect();
+        exports.iter().map(|export| (export.nqn().to_owned(), export.limits())).collect()
+    }
+
+    /// Changes the rate limits of a subsystem. They apply to commands that wait for the old ones, too;
+    /// what was used under the old ones counts against the new ones. Returns false if no subsystem has
+    /// this NQN.
+    pub fn set_export_limits(&self, now: Instant, nqn: &str, limits: ExportLimits) -> bool {
+        let export = self.lock_state().exports.get(nqn).cloned();
+        export.map(|export| export.set_limits(now, limits)).is_some()
     }
 
     /// Adds a namespace to an exported subsystem and notifies the hosts that can see it. A masked
@@ -547,6 +573,10 @@ impl Service {
 
     pub(super) fn limits(&self) -> &ServiceLimits {
         &self.shared.limits
+    }
+
+    pub(super) fn fair_shares(&self) -> &Arc<FairShares> {
+        &self.shared.fair_shares
     }
 
     pub(super) fn bounce_pool(&self) -> &BouncePool {

@@ -19,6 +19,7 @@ use tenmil_wire::admin::CrossControllerReset;
 use tenmil_wire::fabrics::{CNTLID_DYNAMIC, CNTLID_MAX, CNTLID_STATIC};
 
 use super::association::{Association, HostIds};
+use super::rate_limits::{ConnectionLimiters, ExportLimiters, ExportLimits};
 use super::security::{
     GeneratedPsks, HostRights, PskIdentity, SecurityState, SubsystemSecurity, Verdict,
 };
@@ -74,6 +75,7 @@ pub(super) struct SubsystemExport {
     slow_io: Mutex<SlowIoThresholds>,
     /// Number of slow commands.
     slow_io_count: Arc<AtomicU64>,
+    limiters: Mutex<ExportLimiters>,
     state: Mutex<ExportState>,
 }
 
@@ -141,7 +143,10 @@ impl SubsystemExport {
         let io_stats = Arc::default();
         let (slow_io, slow_io_count) = Default::default();
         let state = Mutex::new(state);
-        Arc::new(Self { nqn, subsystem, model, io_stats, slow_io, slow_io_count, state })
+        let limiters = Mutex::default();
+        let export =
+            Self { nqn, subsystem, model, io_stats, slow_io, slow_io_count, limiters, state };
+        Arc::new(export)
     }
 
     /// Thresholds for slow commands, and their number.
@@ -158,6 +163,28 @@ impl SubsystemExport {
 
     fn lock_slow_io(&self) -> MutexGuard<'_, SlowIoThresholds> {
         self.slow_io.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rate limits.
+    pub(super) fn limits(&self) -> ExportLimits {
+        self.lock_limiters().limits().clone()
+    }
+
+    /// Changes the rate limits, also of commands that wait for them.
+    pub(super) fn set_limits(&self, now: Instant, limits: ExportLimits) {
+        if self.lock_limiters().set(now, limits) {
+            self.associations().iter().for_each(|one| one.lock_transport().poll_queues());
+        }
+    }
+
+    /// The limiters of a connection of this host, unless they are of this generation.
+    pub(super) fn newer_limiters(&self, generation: u64, host: &str) -> Option<ConnectionLimiters> {
+        let mut limiters = self.lock_limiters();
+        limiters.is_newer_than(generation).then(|| limiters.of_connection(host))
+    }
+
+    fn lock_limiters(&self) -> MutexGuard<'_, ExportLimiters> {
+        self.limiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Statistics of the commands of its hosts.

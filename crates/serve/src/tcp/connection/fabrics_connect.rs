@@ -250,7 +250,7 @@ impl TargetConnection {
                 let depth = self.service.limits().queue_entries;
                 // The last step that may fail: it registers the queue with the association.
                 let io = IoQueue::new(
-                    &self.service,
+                    (&self.service, &self.handle),
                     association,
                     &self.peer,
                     (qid, depth),
@@ -270,6 +270,7 @@ impl TargetConnection {
                 self.commands.set_buffer_access(BufferAccess::Pool, memory.as_host_memory());
                 // After the queue was registered, so that no later change is missed.
                 io.fetch_slow_io(&mut self.commands);
+                io.fetch_limiters(&mut self.commands);
                 self.role = ConnectionRole::Io(Box::new(io));
                 cntlid
             }

@@ -59,7 +59,7 @@ impl TargetConnection {
     }
 
     /// Whether no command is outstanding, and the connection waits neither for memory, which other
-    /// connections release without a wake-up, nor for space in the stream.
+    /// connections release without a wake-up, nor for a rate limit, nor for space in the stream.
     pub(in crate::tcp) fn is_idle(&self) -> bool {
         let is_idle = match &self.role {
             ConnectionRole::Io(io) => io.is_idle() && !io.wants_iteration(),
@@ -190,7 +190,8 @@ impl TargetConnection {
             | ConnectionRole::AwaitingAuthentication(_)
             | ConnectionRole::Closed => Instant::NEVER,
         };
-        self.earliest_deadline().min(role).min(self.next_release_check())
+        let limit = self.commands.limit_retry_at();
+        self.earliest_deadline().min(role).min(self.next_release_check()).min(limit)
     }
 
     /// Mean latency of outstanding commands.

@@ -192,6 +192,10 @@ impl TargetConnection {
         if now >= self.timeout_check_at {
             self.check_transfer_timeouts(now);
         }
+        if self.commands.is_stream_blocked_by_limits() {
+            // The host cannot complete a PDU that is not read.
+            self.end.restart_pdu_timeout(now);
+        }
         self.end.handle_deadline(now, &mut self.events);
         self.handle_events(now) + 1
     }
@@ -246,6 +250,11 @@ impl TargetConnection {
             self.awaited_data = None;
             return false;
         };
+        if self.commands.is_stream_blocked_by_limits() {
+            // The data may lie behind those that are not read.
+            self.awaited_data = Some(OldestAwaitedData { requested_at, count, since: now });
+            return false;
+        }
         let since = match self.awaited_data {
             Some(awaited_data)
                 if (awaited_data.requested_at, awaited_data.count) == (requested_at, count) =>

@@ -21,6 +21,9 @@ pub struct ServiceLimits {
     pub in_capsule_bytes: u32,
     /// I/O queues of a controller.
     pub io_queues_max: u16,
+    /// Commands of all hosts of a reactor that may execute together while one host would displace others;
+    /// 0 for no restriction.
+    pub fair_depth: u32,
     /// Time after its end within which an association is drained (CQT).
     pub quiesce: Span,
     /// Time that a host has to send requested data, or to receive responses.
@@ -46,6 +49,8 @@ impl Default for ServiceLimits {
             transfer_bytes_max: 1 << 20,
             in_capsule_bytes: 8192,
             io_queues_max: 64,
+            // Enough to keep an SSD busy, and an equal share of four commands for each of 16 hosts.
+            fair_depth: 64,
             quiesce: Span::from_secs(1),
             time_limit: Span::from_secs(30),
             digests: true,

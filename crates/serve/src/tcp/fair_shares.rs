@@ -1,0 +1,319 @@
+//! Fair shares: how many commands each host may have executing, while one host would displace the others.
+//!
+//! ```text
+//!   queue ── demand ──▶ review, every few milliseconds ── allowed ──▶ queue
+//! ```
+//!
+//! Devices and reactors serve commands in the order of their arrival, so a host gets the share that it has
+//! of the commands in flight. A host with many queues and a high depth would take nearly all of it.
+//! While the hosts of a reactor have more commands than [`ServiceLimits::fair_depth`] together, that depth
+//! is divided among them by max-min fairness: hosts that need less than an equal share have what they need,
+//! and the others divide the rest equally. None is restricted to less than the smallest demand, so hosts
+//! with the same depth do not restrict each other.
+//!
+//! Without contention a queue loads three words when it starts commands, stores its demand if that grows,
+//! and stores the number of its commands in each poll that changes it. One that grows beyond what it was allowed has the shares reviewed at once.
+//!
+//! [`ServiceLimits::fair_depth`]: super::ServiceLimits::fair_depth
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tenmil_base::{Instant, Span};
+
+use super::connection_handle::ConnectionHandle;
+
+/// Shares of all queues of a service.
+#[derive(Debug)]
+pub(super) struct FairShares {
+    /// Commands of all hosts of a reactor together, while hosts are restricted; 0 for no restriction.
+    depth: u32,
+    /// Time of the next review in nanoseconds, and of the next one that a restricted queue may cause.
+    review_at: AtomicU64,
+    early_review_at: AtomicU64,
+    state: Mutex<SharingQueues>,
+}
+
+#[derive(Debug, Default)]
+struct SharingQueues {
+    queues: Vec<SharingQueue>,
+    /// Number of reviews, by which the queues of a host take turns if it has more of them than commands.
+    reviews: usize,
+}
+
+/// Share of one queue, until it is dropped.
+#[derive(Debug)]
+pub(super) struct QueueShare {
+    shares: Arc<FairShares>,
+    words: Arc<ShareWords>,
+}
+
+/// What a queue and the review exchange. All accesses are relaxed: the words order nothing else, and an old
+/// value is as good as a new one.
+#[derive(Debug)]
+struct ShareWords {
+    /// Most commands that the queue had since the last review: executing and ready.
+    demand: AtomicU32,
+    /// Commands that it has.
+    outstanding: AtomicU32,
+    /// Commands that it may have executing.
+    allowed: AtomicU32,
+    /// Whether its host has more than its share.
+    is_restricted: AtomicBool,
+}
+
+#[derive(Debug)]
+struct SharingQueue {
+    host: Arc<str>,
+    handle: Arc<ConnectionHandle>,
+    words: Arc<ShareWords>,
+    /// Demand, which fades over some reviews if nothing starts.
+    demand: u32,
+}
+
+/// Queues of one host on one reactor.
+#[derive(Debug, Default)]
+struct HostDemand {
+    demand: u32,
+    /// Queues with a demand, and how many of them have their part already.
+    active: usize,
+    assigned: usize,
+}
+
+const UNRESTRICTED: u32 = u32::MAX;
+/// What any queue may have executing, so that few commands never cause a review.
+const ALLOWED_MIN: u32 = 16;
+/// Time between reviews if queues ask for more than they are allowed.
+const EARLY_REVIEW_INTERVAL: Span = Span::from_us(200);
+/// Time between reviews, and the same for each queue: a review is at most a few thousandths of the time.
+const REVIEW_INTERVAL: Span = Span::from_ms(5);
+const REVIEW_INTERVAL_OF_QUEUE: Span = Span::from_us(50);
+
+impl FairShares {
+    pub(super) fn new(depth: u32) -> Arc<Self> {
+        let (review_at, early_review_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { depth, review_at, early_review_at, state: Mutex::default() })
+    }
+
+    /// Adds a queue of a host.
+    pub(super) fn join(self: &Arc<Self>, host: &str, handle: &Arc<ConnectionHandle>) -> QueueShare {
+        let words = Arc::new(ShareWords {
+            demand: AtomicU32::new(0),
+            outstanding: AtomicU32::new(0),
+            allowed: AtomicU32::new(if self.depth == 0 { UNRESTRICTED } else { ALLOWED_MIN }),
+            is_restricted: AtomicBool::new(false),
+        });
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = &mut state.queues;
+        let known = queues.iter().find(|queue| &*queue.host == host);
+        let host = known.map_or_else(|| host.into(), |queue| Arc::clone(&queue.host));
+        let (handle, shared) = (Arc::clone(handle), Arc::clone(&words));
+        queues.push(SharingQueue { host, handle, words: shared, demand: 0 });
+        QueueShare { shares: Arc::clone(self), words }
+    }
+
+    /// Divides the depth again. The queue that calls it at the right time does it for all.
+    #[cold]
+    fn review(&self, now: Instant) {
+        let Ok(mut state) = self.state.try_lock() else { return };
+        let SharingQueues { queues, reviews } = &mut *state;
+        *reviews = reviews.wrapping_add(1);
+        let of_queues = REVIEW_INTERVAL_OF_QUEUE.ns * queues.len() as u64;
+        let next = now.after(REVIEW_INTERVAL.max(Span { ns: of_queues }));
+        self.review_at.store(next.ns, Ordering::Relaxed);
+        let early = now.after(EARLY_REVIEW_INTERVAL.max(Span { ns: of_queues / 5 }));
+        self.early_review_at.store(early.ns, Ordering::Relaxed);
+        if self.depth == 0 {
+            return;
+        }
+        let mut total = 0_u32;
+        for queue in queues.iter_mut() {
+            // Commands that are long at their device count as well.
+            let outstanding = queue.words.outstanding.load(Ordering::Relaxed);
+            let demand = queue.words.demand.swap(0, Ordering::Relaxed).max(outstanding);
+            queue.demand = demand.max(queue.demand / 4 * 3);
+            total = total.saturating_add(queue.demand);
+        }
+        if total <= self.depth {
+            return queues.iter().for_each(SharingQueue::set_unrestricted);
+        }
+        let mut reactors: BTreeMap<Option<u32>, BTreeMap<Arc<str>, HostDemand>> = BTreeMap::new();
+        let places: Vec<Option<u32>> = queues.iter().map(|queue| queue.handle.reactor()).collect();
+        for (queue, reactor) in queues.iter().zip(&places).filter(|(queue, _)| queue.demand > 0) {
+            let hosts = reactors.entry(*reactor).or_default();
+            let host = hosts.entry(Arc::clone(&queue.host)).or_default();
+            host.demand = host.demand.saturating_add(queue.demand);
+            host.active += 1;
+        }
+        queues.iter().filter(|queue| queue.demand == 0).for_each(SharingQueue::set_unrestricted);
+        for (reactor, hosts) in &mut reactors {
+            let level = fair_level(self.depth, hosts.values().map(|host| host.demand).collect());
+            let here =
+                |queue: &SharingQueue, place: Option<u32>| queue.demand > 0 && place == *reactor;
+            let queues = queues.iter().zip(&places).filter(|(queue, place)| here(queue, **place));
+            for (queue, _) in queues {
+                match hosts.get_mut(&queue.host) {
+                    Some(host) if host.demand > level => {
+                        queue.words.set_allowed(host.next_part(level, *reviews), true);
+                    }
+                    _ => queue.set_unrestricted(),
+                }
+            }
+        }
+    }
+}
+
+impl HostDemand {
+    /// Part of the host's `level` commands for its next active queue. It may be none; each gets one in turn.
+    fn next_part(&mut self, level: u32, reviews: usize) -> u32 {
+        let active = self.active.max(1);
+        let (equal, rest) = (level as usize / active, level as usize % active);
+        let has_more = (self.assigned + reviews.wrapping_mul(rest)) % active < rest;
+        self.assigned += 1;
+        u32::try_from(equal + usize::from(has_more)).unwrap_or(u32::MAX)
+    }
+}
+
+impl SharingQueue {
+    /// Allows the queue what it needs. It may not grow without a review, so that a burst is restricted
+    /// before it fills the device.
+    fn set_unrestricted(&self) {
+        self.words.set_allowed(self.demand.max(ALLOWED_MIN), false);
+    }
+}
+
+impl ShareWords {
+    fn set_allowed(&self, allowed: u32, is_restricted: bool) {
+        self.allowed.store(allowed, Ordering::Relaxed);
+        self.is_restricted.store(is_restricted, Ordering::Relaxed);
+    }
+}
+
+impl QueueShare {
+    /// The number of `ready` commands that may start while `executing` others execute. If it is none though
+    /// none executes, it is some after a review.
+    #[inline]
+    pub(super) fn startable(&self, now: Instant, executing: usize, ready: usize) -> usize {
+        let words = &*self.words;
+        let demand = u32::try_from(executing + ready).unwrap_or(u32::MAX);
+        if demand > words.demand.load(Ordering::Relaxed) {
+            words.demand.store(demand, Ordering::Relaxed);
+        }
+        if now.ns >= self.shares.review_at.load(Ordering::Relaxed) {
+            self.shares.review(now);
+        }
+        let mut allowed = words.allowed.load(Ordering::Relaxed);
+        if demand > allowed {
+            allowed = self.ask_for_more(now);
+        }
+        (allowed as usize).saturating_sub(executing).min(ready)
+    }
+
+    /// Time of the next review.
+    pub(super) fn review_at(&self) -> Instant {
+        Instant { ns: self.shares.review_at.load(Ordering::Relaxed) }
+    }
+
+    /// Publishes the number of outstanding commands after it has changed.
+    #[inline]
+    pub(super) fn set_outstanding(&self, outstanding: usize) {
+        let outstanding = u32::try_from(outstanding).unwrap_or(u32::MAX);
+        self.words.outstanding.store(outstanding, Ordering::Relaxed);
+    }
+
+    /// Has the shares reviewed, unless they were just now or the host has its share. Returns the commands
+    /// that are allowed.
+    #[cold]
+    fn ask_for_more(&self, now: Instant) -> u32 {
+        let is_restricted = self.words.is_restricted.load(Ordering::Relaxed);
+        if !is_restricted && now.ns >= self.shares.early_review_at.load(Ordering::Relaxed) {
+            self.shares.review(now);
+        }
+        self.words.allowed.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for QueueShare {
+    fn drop(&mut self) {
+        let mut state = self.shares.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.queues.retain(|queue| !Arc::ptr_eq(&queue.words, &self.words));
+    }
+}
+
+/// The commands that a host may have executing if those of all are to be `depth` together.
+fn fair_level(depth: u32, mut demands: Vec<u32>) -> u32 {
+    demands.sort_unstable();
+    let mut left = depth;
+    let smallest = demands.first().copied().unwrap_or_default();
+    for (hosts, demand) in (1..=demands.len()).rev().zip(&demands) {
+        let equal = left / u32::try_from(hosts).unwrap_or(u32::MAX);
+        if *demand > equal {
+            return equal.max(smallest).max(1);
+        }
+        left -= demand;
+    }
+    UNRESTRICTED
+}
+
+#[cfg(test)]
+mod tests {
+    use tenmil_base::{Instant, Span};
+
+    use super::{FairShares, UNRESTRICTED, fair_level};
+    use crate::tcp::connection_handle::ConnectionHandle;
+
+    #[test]
+    fn depth_is_divided_by_max_min_fairness() {
+        let noisy = |others: u32, depth| {
+            let mut demands = vec![others; 15];
+            demands.push(1024);
+            fair_level(depth, demands)
+        };
+        assert_eq!(noisy(4, 64), 4);
+        assert_eq!(noisy(1, 64), 49);
+        assert_eq!(noisy(32, 64), 32, "not below the smallest demand");
+        assert_eq!(fair_level(64, vec![128, 128]), 128, "equal hosts do not restrict each other");
+        assert_eq!(fair_level(64, vec![4, 128, 128]), 30);
+        assert_eq!(fair_level(64, vec![10, 20]), UNRESTRICTED);
+        assert_eq!(fair_level(2, vec![1, 1, 9, 9]), 1, "everybody makes progress");
+    }
+
+    #[test]
+    fn noisy_host_is_restricted_on_all_its_queues_until_the_others_leave() {
+        let (shares, handle) = (FairShares::new(64), ConnectionHandle::new());
+        let noisy = [(); 8].map(|()| shares.join("noisy", &handle));
+        let mut others: Vec<_> =
+            (0..15).map(|number| shares.join(&format!("host {number}"), &handle)).collect();
+        let mut now = Instant { ns: 1 };
+        let mut round = |others: &[super::QueueShare]| {
+            now = now.after(Span::from_ms(10));
+            let started = noisy.each_ref().map(|queue| queue.startable(now, 0, 128));
+            (started, others.iter().all(|queue| queue.startable(now, 0, 4) == 4))
+        };
+        round(&others);
+        let mut of_queues = [0; 8];
+        for _ in 0..20 {
+            let (started, is_rest_served) = round(&others);
+            assert!(is_rest_served, "the others have what they need");
+            assert_eq!(started.iter().sum::<usize>(), 4, "an equal share");
+            of_queues.iter_mut().zip(started).for_each(|(sum, count)| *sum += count);
+        }
+        assert_eq!(of_queues, [10; 8], "the queues take turns");
+        others.clear();
+        round(&others);
+        assert_eq!(round(&others).0, [128; 8]);
+    }
+
+    #[test]
+    fn single_host_is_not_restricted() {
+        let (shares, handle) = (FairShares::new(64), ConnectionHandle::new());
+        let queues = [(); 4].map(|()| shares.join("only", &handle));
+        for ms in 1..100 {
+            let now = Instant { ns: ms * 1_000_000 };
+            let startable = queues.each_ref().map(|queue| queue.startable(now, 28, 100));
+            // The first review has seen one queue.
+            assert!(ms == 1 || startable == [100; 4], "{startable:?}");
+        }
+    }
+}
