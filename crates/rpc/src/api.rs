@@ -18,9 +18,7 @@ use crate::deferred_reply::{DeferredReplySlot, PendingReply};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 use crate::event::{Event, SET};
 use crate::method::{CallContext, Method, MethodKind, MethodRegistry, Parameter};
-use crate::metrics::{
-    OPEN_METRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE, prefers_open_metrics, render,
-};
+use crate::metrics::{OPEN_METRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE, prefers_open_metrics, render};
 use crate::openapi::openapi_document;
 use crate::page_files::PAGE_FILES;
 use crate::param_type::{ParamType, value_text};

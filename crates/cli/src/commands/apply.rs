@@ -75,7 +75,7 @@ pub(super) fn run_apply(
         return Err(Error::usage(text));
     }
     let parameters = [("text", Value::from(text)), ("dry_run", Value::from(*dry_run))];
-    let answer = set_configuration(*process, parameters)?;
+    let answer = set_configuration(process, parameters)?;
     if *json {
         write_stdout(out, &format!("{answer:#}\n"))?;
         return check_whole(&answer);
@@ -97,7 +97,7 @@ pub(super) fn run_reload(
     arguments: &ReloadArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
-    let answer = set_configuration(arguments.process, [("reload", Value::from(true))])?;
+    let answer = set_configuration(&arguments.process, [("reload", Value::from(true))])?;
     let text = match arguments.json {
         true => format!("{answer:#}\n"),
         false => {
@@ -111,7 +111,7 @@ pub(super) fn run_reload(
 }
 
 fn set_configuration<const N: usize>(
-    process: ProcessSelector,
+    process: &ProcessSelector,
     parameters: [(&str, Value); N],
 ) -> Result<Value, Error> {
     let parameters: Map<String, Value> =

@@ -115,7 +115,7 @@ pub(super) fn run_config(
 }
 
 fn show(arguments: &ShowArguments) -> Result<String, Error> {
-    let answer = running_configuration(arguments.process)?;
+    let answer = running_configuration(&arguments.process)?;
     Ok(match arguments.json {
         true => format!("{answer:#}\n"),
         false => answer["text"].as_str().unwrap_or_default().to_owned(),
@@ -124,7 +124,7 @@ fn show(arguments: &ShowArguments) -> Result<String, Error> {
 
 fn save(arguments: &SaveArguments) -> Result<String, Error> {
     let SaveArguments { file, overwrite, process, json } = arguments;
-    let answer = running_configuration(*process)?;
+    let answer = running_configuration(process)?;
     let text = answer["text"].as_str().unwrap_or_default();
     let shown = file.display();
     if file.exists() {
@@ -196,7 +196,7 @@ fn read_file(command: &str, file: &Path) -> Result<String, Error> {
     })
 }
 
-fn running_configuration(process: ProcessSelector) -> Result<Value, Error> {
+fn running_configuration(process: &ProcessSelector) -> Result<Value, Error> {
     let mut client = connect_to_process(process)?;
     client.call_method("configuration", Map::new(), RESPONSE_TIMEOUT).map_err(command_error)
 }

@@ -94,7 +94,7 @@ impl<const OBJECT: usize> ObjectArguments<OBJECT> {
     /// Calls the method and prints its result.
     pub(super) fn run(&self, out: &mut dyn Write) -> Result<ExitCode, Error> {
         let Self { method, parameters, process, json } = self;
-        let mut client = connect_to_process(*process)?;
+        let mut client = connect_to_process(process)?;
         let answer = client
             .call_method(&method.request_name(), parameters.clone(), CHANGE_TIMEOUT)
             .map_err(command_error)?;
