@@ -46,6 +46,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         is_read_only: arguments.read_only,
         hosts: HostsConfig::Any,
         ana_group: 1,
+        slow_io: None,
     };
     let security = security_of_arguments(arguments, &hosts)?;
     let subsystem = target_config::SubsystemConfig {
@@ -74,6 +75,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         discovery: SecurityConfig::default(),
         listeners: listeners.into_iter().map(listener).collect(),
         subsystems: vec![subsystem],
+        slow_io: None,
         referrals: Vec::new(),
         limits: connection_limits::limits_of_arguments(arguments),
     };
