@@ -166,7 +166,7 @@ impl Api {
         let parameters =
             request_parameters(&found, request.query, request.body).map_err(refused)?;
         let arguments = Arguments::validate(method, &parameters).map_err(refused)?;
-        let later = DeferredReplySlot::default();
+        let later = DeferredReplySlot::for_client(request.client);
         let (table, state, passed) = (self.routes.table(), &self.state, request.passed);
         let call = CallContext { table, state, arguments: &arguments, later: &later, passed };
         let answer = (method.run)(&call).map_err(refused)?;

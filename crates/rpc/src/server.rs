@@ -20,7 +20,7 @@ mod reply_body;
 mod request_checks;
 
 use core::fmt;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
@@ -74,6 +74,8 @@ pub(crate) struct ServerState {
     token: Option<ControlToken>,
     connections: Connections,
     clock: Clock,
+    /// Number of bytes of all bodies that are being received.
+    body_bytes: Cell<usize>,
     /// Notified when deferred replies may be available.
     replies: Notify,
     tasks: RefCell<JoinSet<()>>,
@@ -184,6 +186,7 @@ async fn run_server(
         token,
         connections: Connections::default(),
         clock: crate::event::event_clock(),
+        body_bytes: Cell::new(0),
         replies: Notify::new(),
         tasks: RefCell::new(JoinSet::new()),
     });

@@ -25,8 +25,10 @@ use crate::error::{ErrorCode, RpcError};
 
 /// Longest head of a request.
 const HEAD_MAX: usize = 32 << 10;
-/// Longest body of a request.
-pub(super) const BODY_MAX: usize = 64 << 10;
+/// Longest body of a request: a configuration file is one.
+pub(super) const BODY_MAX: usize = 2 << 20;
+/// Largest number of bytes of all bodies that are being received.
+const BODIES_MAX: usize = 16 << 20;
 /// Time limit for the head of a request, from the end of the previous one.
 pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the body of a request.
@@ -148,7 +150,8 @@ async fn answer_request(
     let is_tcp = matches!(connection.peer, Peer::Tcp(_));
     let checked = RequestHead { verb, path, headers: &head.headers, is_tcp };
     check_request_head(checked, server.token.as_ref())?;
-    let body = read_body(body).await?;
+    let mut memory = BodyMemory { server, reserved: 0 };
+    let body = read_body(body, &mut memory).await?;
     let (query, client) = (head.uri.query().unwrap_or_default(), connection.client_text());
     let accept = head.headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let accept = accept.unwrap_or_default();
@@ -156,8 +159,34 @@ async fn answer_request(
     Ok(server.api.answer(ApiRequest { verb, path, query, accept, body, client, passed }))
 }
 
+/// Memory reserved for the body of a request.
+struct BodyMemory<'a> {
+    server: &'a ServerState,
+    reserved: usize,
+}
+
+impl BodyMemory<'_> {
+    fn reserve(&mut self, len: usize) -> Result<(), RpcError> {
+        let all = self.server.body_bytes.get() + len;
+        if all > BODIES_MAX {
+            let text =
+                format!("request: bodies of {BODIES_MAX} bytes are being received, expected fewer");
+            return Err(RpcError::environment(ErrorCode::Busy, text));
+        }
+        self.server.body_bytes.set(all);
+        self.reserved += len;
+        Ok(())
+    }
+}
+
+impl Drop for BodyMemory<'_> {
+    fn drop(&mut self) {
+        self.server.body_bytes.set(self.server.body_bytes.get() - self.reserved);
+    }
+}
+
 /// Receives the body of a request.
-async fn read_body(body: Incoming) -> Result<Vec<u8>, RpcError> {
+async fn read_body(body: Incoming, memory: &mut BodyMemory<'_>) -> Result<Vec<u8>, RpcError> {
     let too_large = || {
         let text = format!("request: body of more than {BODY_MAX} bytes, expected a shorter one");
         RpcError::usage(ErrorCode::TooLarge, text)
@@ -190,6 +219,9 @@ async fn read_body(body: Incoming) -> Result<Vec<u8>, RpcError> {
             let Ok(data) = frame.into_data() else { continue };
             if bytes.len() + data.len() > BODY_MAX {
                 return Poll::Ready(Err(too_large()));
+            }
+            if let Err(refusal) = memory.reserve(data.len()) {
+                return Poll::Ready(Err(refusal));
             }
             bytes.extend_from_slice(&data);
         }

@@ -306,8 +306,8 @@ fn malformed_requests_have_fitting_statuses() {
         assert_eq!(status_of(&response), status, "{request:.80}: {response:.300}");
     }
     let chunked = format!("POST /v1/text HTTP/1.1\r\n{close}transfer-encoding: chunked\r\n\r\n");
-    let chunk = format!("1000\r\n{}\r\n", " ".repeat(4096));
-    let request = chunked + &chunk.repeat(BODY_MAX / 4096 + 1);
+    let chunk = format!("10000\r\n{}\r\n", " ".repeat(65_536));
+    let request = chunked + &chunk.repeat(BODY_MAX / 65_536 + 1);
     assert_eq!(status_of(&exchange(served.connect_stream(), &request)), "413");
     served.server.readiness().set_ready();
     let request = format!("GET /readyz HTTP/1.1\r\n{close}\r\n");
@@ -317,6 +317,31 @@ fn malformed_requests_have_fitting_statuses() {
     {
         assert!(response.contains(header), "{response}");
     }
+}
+
+#[test]
+fn bodies_of_all_clients_together_are_bounded() {
+    let served = start_server();
+    let head = format!("POST /v1/text HTTP/1.1\r\nhost: t\r\ncontent-length: {BODY_MAX}\r\n\r\n");
+    let body = vec![b' '; BODY_MAX - 1];
+    // All but the last byte, which is never sent.
+    let clients: Vec<UnixStream> = (0..9)
+        .map(|_| {
+            let mut stream = served.connect_stream();
+            stream.set_write_timeout(Some(READ_TIMEOUT)).unwrap();
+            stream.write_all(head.as_bytes()).unwrap();
+            // One of them is refused meanwhile.
+            let _ = stream.write_all(&body);
+            stream
+        })
+        .collect();
+    let refused = clients.into_iter().filter(|stream| {
+        stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut bytes = [0; 12];
+        (&*stream).read_exact(&mut bytes).is_ok_and(|()| &bytes[9..] == b"503")
+    });
+    assert_eq!(refused.count(), 1);
+    assert_eq!(response_text_len(&mut served.connect_client(), 3), 3);
 }
 
 #[test]
