@@ -186,6 +186,7 @@ fn read_and_write_limits_apply_beside_the_total_limit() {
             total,
             reads: iops_limit(reads),
             writes: iops_limit(writes),
+            ..QosLimits::default()
         });
         let program = QosClient::new(&limiter, IoClass::Foreground, 1);
         let mut programs = [QosClient { operations: both.clone(), ..program }];
