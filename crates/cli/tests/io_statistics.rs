@@ -157,3 +157,43 @@ fn server_without_a_configuration_file_ignores_sighup() {
         assert_eq!(served.stop_with_sigterm(), Some(0));
     }
 }
+
+#[test]
+fn limits_of_hosts_hold_and_change_and_waiting_is_counted() {
+    let served = ServeProcess::start_shell_line(&format!(
+        "{TENMIL} serve null: --listen tcp://127.0.0.1:0 --limit-iops 700"
+    ));
+    let address = served.ready.split_whitespace().nth(1).unwrap().replace("tcp://", "");
+    let uri = format!("tcp://{address}/nqn.2026-01.org.tenmil:disk/1?hostnqn={HOST}");
+    let reads = || {
+        let rows = statistics(&served, "by=host");
+        rows.first().map_or(0, |row| row["reads"].as_u64().unwrap())
+    };
+    let run_load = |rate: f64| {
+        let (before, start) = (reads(), std::time::Instant::now());
+        let output = Command::new("timeout")
+            .args(["60", TENMIL, "perf", &uri, "-w", "randread", "-P", "3", "-t", "1", "--json"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let elapsed = start.elapsed().as_secs_f64();
+        let (count, most) = (reads() - before, rate * (elapsed + 0.1));
+        #[expect(clippy::cast_precision_loss, reason = "a small number")]
+        let count = count as f64;
+        assert!(count > rate * 0.5 && count < most, "{count} reads, expected up to {most}");
+    };
+    run_load(700.0);
+    let limits = || -> Value {
+        serde_json::from_str(&served.stdout_of_rpc_command("get limits --json")).unwrap()
+    };
+    let row = |of: &str| limits().as_array().unwrap().iter().find(|row| row["of"] == of).cloned();
+    assert_eq!(row("namespace").unwrap()["iops"], 700);
+    served.stdout_of_rpc_command("set host_limits read_bytes=1228800");
+    assert_eq!(row("each-host").unwrap()["read_bytes"], 1_228_800);
+    run_load(300.0);
+    served.stdout_of_rpc_command(&format!("set host_limits host={HOST} read_bytes=0 iops=500"));
+    run_load(500.0);
+    let of_host = &statistics(&served, "by=host")[0];
+    let of = |name: &str| of_host[name].as_u64().unwrap();
+    assert!(of("limited") > 500 && of("limit_wait_ns") > 1_000_000_000, "{of_host}");
+}

@@ -61,9 +61,9 @@ pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, CopyProgress, DeviceControls,
-    EventRelay, NbdExports, NvmeConnections, ProgramInfo, ReactorsSource, SchedulerSource,
-    ServedConfiguration, ServedDevice, ServedDevices, ServedNamespace, TABLE, TargetConfiguration,
-    parse_slow_io, subscribe_path_events,
+    EventRelay, NbdExports, NvmeConnections, ProgramInfo, RateLimits, ReactorsSource,
+    SchedulerSource, ServedConfiguration, ServedDevice, ServedDevices, ServedNamespace, TABLE,
+    TargetConfiguration, parse_slow_io, subscribe_path_events,
 };
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;

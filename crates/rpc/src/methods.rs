@@ -5,6 +5,7 @@ mod environment;
 mod file_events;
 mod flight_recorder;
 pub(crate) mod io_statistics;
+mod limits;
 mod live_configuration;
 mod method_list;
 mod mirror_events;
@@ -23,6 +24,7 @@ mod volumes;
 
 pub use copy::CopyProgress;
 pub use io_statistics::{ServedDevice, ServedDevices};
+pub use limits::RateLimits;
 pub use mirrors_and_delays::DeviceControls;
 pub use nbd_exports::NbdExports;
 pub use nvme_connections::NvmeConnections;
@@ -51,6 +53,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         scheduler::METHODS,
         nbd_exports::METHODS,
         io_statistics::METHODS,
+        limits::METHODS,
         mirrors_and_delays::METHODS,
         copy::METHODS,
         nvme_connections::METHODS,

@@ -31,6 +31,7 @@ mod connection_limits;
 mod difference;
 mod migrate;
 mod named_devices;
+mod rate_limits;
 mod security;
 mod security_checker;
 #[cfg(test)]
@@ -44,7 +45,7 @@ use std::path::PathBuf;
 
 use tenmil_base::Span;
 use tenmil_block::uri::Uri;
-use tenmil_serve::tcp::PortSecurity;
+use tenmil_serve::tcp::{ExportLimits, PortSecurity};
 use tenmil_serve::{PeerNetwork, SlowIoThresholds};
 
 pub use self::config_edit::{ConfigEdit, ConfigObject};
@@ -155,6 +156,8 @@ pub struct SubsystemConfig {
     pub namespaces: Vec<NamespaceConfig>,
     /// ANA states that are not optimized, by listener and group.
     pub paths: Vec<ListenerAnaState>,
+    /// Rate limits of the subsystem, its namespaces and its hosts.
+    pub limits: ExportLimits,
 }
 
 /// Hosts that may connect.

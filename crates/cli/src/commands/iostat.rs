@@ -71,7 +71,7 @@ Examples:
 docs/operator/iostat.md describes the columns, and the names of --json.";
 
 /// Counters that are sums since the start of the process: names in the result of `io_statistics`.
-const SUMS: [&str; 13] = [
+const SUMS: [&str; 15] = [
     "reads",
     "read_bytes",
     "read_errors",
@@ -85,6 +85,8 @@ const SUMS: [&str; 13] = [
     "deallocations",
     "errors",
     "busy_ns",
+    "limited",
+    "limit_wait_ns",
 ];
 
 /// What the rows of two reports are matched by.
@@ -115,6 +117,8 @@ struct Rates {
     deallocations: f64,
     queue: f64,
     busy_percent: f64,
+    limited: f64,
+    limit_wait_ms: f64,
     errors: f64,
 }
 
@@ -233,13 +237,15 @@ impl Rates {
             deallocations: rate("deallocations"),
             queue: times / elapsed_ns,
             busy_percent: (of("busy_ns") * 100.0 / elapsed_ns).min(100.0),
+            limited: rate("limited"),
+            limit_wait_ms: mean_ms("limit_wait_ns", "limited"),
             errors: rate("errors"),
         }
     }
 }
 
 /// Columns of numbers: title and digits after the point.
-const COLUMNS: [(&str, usize); 12] = [
+const COLUMNS: [(&str, usize); 14] = [
     ("r/s", 0),
     ("rkB/s", 0),
     ("r_await", 3),
@@ -251,6 +257,8 @@ const COLUMNS: [(&str, usize); 12] = [
     ("d/s", 0),
     ("aqu-sz", 2),
     ("%util", 1),
+    ("lim/s", 0),
+    ("lim_wait", 1),
     ("err/s", 0),
 ];
 
@@ -269,6 +277,8 @@ impl Rates {
             self.deallocations,
             self.queue,
             self.busy_percent,
+            self.limited,
+            self.limit_wait_ms,
             self.errors,
         ]
     }
@@ -344,6 +354,8 @@ const JSON_NAMES: [&str; COLUMNS.len()] = [
     "deallocations_per_s",
     "queue_size",
     "util_percent",
+    "limited_per_s",
+    "limit_wait_ms",
     "errors_per_s",
 ];
 
@@ -363,6 +375,7 @@ mod tests {
             "writes": 7, "written_bytes": 7, "write_errors": 0, "write_time_ns": 7,
             "flushes": 3, "flush_time_ns": 9, "deallocations": 0,
             "errors": 1, "busy_ns": 500_000 * reads,
+            "limited": reads / 10, "limit_wait_ns": 30_000_000 * (reads / 10),
         });
         Sample::new(Instant::default().after(Span::from_secs(seconds)), &json!([row]))
     }
@@ -383,6 +396,8 @@ mod tests {
         near("read_await_ms", 0.25);
         near("queue_size", 0.5);
         near("util_percent", 100.0);
+        near("limited_per_s", 200.0);
+        near("limit_wait_ms", 30.0);
         near("writes_per_s", 0.0);
         near("write_await_ms", 0.0);
         near("errors_per_s", 0.0);

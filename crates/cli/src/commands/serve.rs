@@ -138,11 +138,11 @@ pub(super) struct ServeArguments {
     #[arg(long, value_name = "NAME")]
     export_name: Option<String>,
 
-    /// Limit requests per second, all clients together (QoS)
+    /// Limit requests per second of each device, all clients together (QoS)
     #[arg(long, value_name = "IOPS", value_parser = parse_nonzero)]
     limit_iops: Option<NonZeroU64>,
 
-    /// Limit bytes per second, all clients together (QoS): 10m
+    /// Limit bytes per second of each device, all clients together (QoS): 10m
     #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
     limit_bytes: Option<NonZeroU64>,
 
@@ -263,6 +263,8 @@ Examples:
       kill -HUP 4711                                   applies the file, or rejects all of it
   tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil set export limit_iops=0
+  tenmil serve /dev/sda -l tcp://127.0.0.1:4420 --limit-bytes 500m
+      tenmil set host_limits iops=20000 burst_ms=2000  docs/operator/limits.md
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
       tenmil set export size_bytes=21474836480
   tenmil serve /var/tmp/pool/db -l nbd:/tmp/db.sock    volume db of pool /var/tmp/pool

@@ -73,6 +73,12 @@ const ROW: &[FieldSchema] = &[
         ResultType::Whole,
         "time with commands in flight, of the queue for which it is longest; NVMe/TCP only",
     ),
+    FieldSchema::new("limited", ResultType::Whole, "commands that waited for a rate limit"),
+    FieldSchema::new(
+        "limit_wait_ns",
+        ResultType::Whole,
+        "sum of the times that they waited, which is not part of their latency",
+    ),
 ];
 
 /// Devices that a process serves to virtual machines or to its kernel.
@@ -263,6 +269,8 @@ fn row(key: RowKey, stats: &IoStats) -> Value {
         "errors": all().map(|one| one.errors).sum::<u64>(),
         "errors_by_status": by_status.collect::<Vec<_>>(),
         "busy_ns": stats.busy.ns,
+        "limited": stats.limited,
+        "limit_wait_ns": stats.limit_wait.ns,
     })
 }
 

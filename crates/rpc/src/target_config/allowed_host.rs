@@ -7,6 +7,8 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
+use super::rate_limits::RateLimitsTable;
+
 /// Entry as it is written.
 #[derive(Debug)]
 pub(super) enum AllowedHost {
@@ -28,6 +30,7 @@ pub(super) struct HostTable {
     pub(super) reservations: Option<Spanned<bool>>,
     pub(super) connections: Option<Spanned<u32>>,
     pub(super) buffer_memory: Option<Spanned<String>>,
+    pub(super) limits: Option<Spanned<RateLimitsTable>>,
 }
 
 /// Namespaces that a host may only read: `true`, `false`, or their identifiers.

@@ -15,6 +15,7 @@ use super::config_file::{
     line_of_byte,
 };
 use super::named_devices::NamedDevices;
+use super::rate_limits::RateLimitsTable;
 use super::{
     AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState, ListenerConfig,
     NamespaceConfig, SubsystemConfig, TargetConfig,
@@ -188,7 +189,8 @@ impl ConfigChecker<'_> {
         let serial = table.serial.as_ref().map(|serial| self.parse_serial(serial)).transpose()?;
         let listeners = self.listeners_of_subsystem(table)?;
         let hosts = self.hosts_of_subsystem(table, &listeners)?;
-        let namespaces = self.check_namespaces(table, &hosts)?;
+        let (namespaces, namespace_limits) = self.check_namespaces(table, &hosts)?;
+        let limits = self.check_export_limits(table, &namespace_limits)?;
         let paths =
             table.path.iter().map(|path| self.check_ana_state(path)).collect::<CheckResult<_>>()?;
         let security = self.check_security(&table.security_keys())?;
@@ -202,6 +204,7 @@ impl ConfigChecker<'_> {
             listeners,
             namespaces,
             paths,
+            limits,
         };
         self.check_subsystem_security(table, &subsystem)?;
         Ok(subsystem)
@@ -308,11 +311,14 @@ impl ConfigChecker<'_> {
         Ok(HostsConfig::Only(names.collect::<CheckResult<_>>()?))
     }
 
-    fn check_namespaces(
+    /// Namespaces of a subsystem, and the tables of their rate limits.
+    #[expect(clippy::type_complexity, reason = "the second part is for one caller")]
+    fn check_namespaces<'a>(
         &mut self,
-        table: &SubsystemTable,
+        table: &'a SubsystemTable,
         hosts: &HostsConfig,
-    ) -> CheckResult<Vec<NamespaceConfig>> {
+    ) -> CheckResult<(Vec<NamespaceConfig>, Vec<(u32, Option<&'a Spanned<RateLimitsTable>>)>)> {
+        let mut limits = Vec::new();
         let mut namespaces: Vec<NamespaceConfig> = Vec::new();
         for one in &table.namespace {
             let taken = |nsid: u32| namespaces.iter().any(|other| other.nsid == nsid);
@@ -329,9 +335,10 @@ impl ConfigChecker<'_> {
                 return Err(self.config_error("uri", &one.uri, problem));
             }
             namespaces.push(namespace);
+            limits.push((nsid, one.limits.as_ref()));
         }
         namespaces.sort_by_key(|namespace| namespace.nsid);
-        Ok(namespaces)
+        Ok((namespaces, limits))
     }
 
     fn check_nsid(&self, nsid: &Spanned<u32>, taken: impl Fn(u32) -> bool) -> CheckResult<u32> {

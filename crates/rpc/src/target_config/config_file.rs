@@ -6,6 +6,7 @@ use toml::Spanned;
 
 use super::allowed_host::AllowedHost;
 use super::connection_limits::LimitsTable;
+use super::rate_limits::RateLimitsTable;
 use super::{ConfigError, migrate};
 
 /// Whole file.
@@ -70,6 +71,8 @@ pub(super) struct SubsystemTable {
     pub(super) concatenation: Option<Spanned<String>>,
     pub(super) allowed_networks: Option<Spanned<Vec<Spanned<String>>>>,
     pub(super) listeners: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(super) limits: Option<Spanned<RateLimitsTable>>,
+    pub(super) host_limits: Option<Spanned<RateLimitsTable>>,
     #[serde(default)]
     pub(super) namespace: Vec<NamespaceTable>,
     #[serde(default)]
@@ -86,6 +89,7 @@ pub(super) struct NamespaceTable {
     pub(super) allowed_hosts: Option<Spanned<Vec<Spanned<String>>>>,
     pub(super) ana_group: Option<Spanned<u32>>,
     pub(super) slow_io: Option<Spanned<String>>,
+    pub(super) limits: Option<Spanned<RateLimitsTable>>,
 }
 
 #[derive(Debug, Deserialize)]

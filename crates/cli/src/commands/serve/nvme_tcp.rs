@@ -15,7 +15,7 @@ use tenmil_linux::{Clock, NamedThread};
 use tenmil_rpc::target_config::TargetConfig;
 use tenmil_rpc::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
-    EventSender, NvmeConnections, RpcError, TargetConfiguration,
+    EventSender, NvmeConnections, RateLimits, RpcError, TargetConfiguration,
 };
 use tenmil_serve::tcp::{DiscoveryName, Server, ServerConfig, Service, StateDirectory};
 
@@ -99,6 +99,7 @@ pub(super) fn serve_nvme_tcp(
     sandbox::run_as_user(arguments, &served_parts(&standing))?;
     let state = rpc_endpoint::rpc_state_of_reactors(&balanced)
         .with_part(NvmeConnections(service.clone()))
+        .with_part(RateLimits { service: service.clone(), clock })
         .with_part(published.clone())
         .with_part(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.

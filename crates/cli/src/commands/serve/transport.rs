@@ -30,14 +30,14 @@ pub(super) fn check_transport_options(
     arguments: &ServeArguments,
     over: ServeTransport,
 ) -> Result<(), Error> {
-    use ServeTransport::{Nbd, NvmeTcp, Ublk, VfioUser, VhostUser};
+    use ServeTransport::{Nbd, NvmeTcp, VfioUser, VhostUser};
     let ServeArguments {
         nqn, allowed_host, allow_any_host, buffer_memory, state_dir, socket, ..
     } = arguments;
-    let ServeArguments { export_name, limit_iops, limit_bytes, max_connections, .. } = arguments;
+    let ServeArguments { export_name, max_connections, .. } = arguments;
     let (per_address, per_host) =
         (arguments.connections_per_address, arguments.connections_per_host);
-    let switches: [(&str, bool, &[ServeTransport]); 22] = [
+    let switches: [(&str, bool, &[ServeTransport]); 20] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--allowed-host", !allowed_host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
@@ -52,8 +52,6 @@ pub(super) fn check_transport_options(
         ("--export-name", export_name.is_some(), &[Nbd]),
         ("--allow-resize", arguments.allow_resize, &[Nbd]),
         ("--allow-remote-write", arguments.allow_remote_write, &[Nbd]),
-        ("--limit-iops", limit_iops.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
-        ("--limit-bytes", limit_bytes.is_some(), &[Nbd, VfioUser, VhostUser, Ublk]),
         ("--max-connections", max_connections.is_some(), &[Nbd, NvmeTcp]),
         ("--connections-per-address", per_address.is_some(), &[Nbd, NvmeTcp]),
         ("--nbd-idle-timeout", arguments.nbd_idle_timeout.is_some(), &[Nbd]),

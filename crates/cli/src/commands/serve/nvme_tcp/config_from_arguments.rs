@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
+use tenmil_block::{QosLimits, RateLimit};
 use tenmil_keyring::KeyName;
 use tenmil_nvme_auth::KERNEL_KEYRING;
 use tenmil_rpc::target_config::{
     self, HostSecurityConfig, HostsConfig, IgnoredLineNumber, KeyReference, SecurityConfig,
     TargetConfig,
 };
-use tenmil_serve::tcp::{HostRights, PortSecurity};
+use tenmil_serve::tcp::{ExportLimits, HostRights, PortSecurity};
 
 use super::connection_limits;
 use crate::commands::serve::{ServeArguments, TlsArgument};
@@ -58,6 +59,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         listeners: (0..listeners.len()).collect(),
         namespaces: (1..).zip(&arguments.uris).map(namespace).collect(),
         paths: Vec::new(),
+        limits: limits_of_arguments(arguments),
     };
     let listener = |address| target_config::ListenerConfig {
         address,
@@ -81,6 +83,15 @@ pub(in crate::commands::serve) fn config_from_arguments(
     };
     check_unrestricted_subsystems(&requested, arguments.allow_any_host)?;
     Ok(requested)
+}
+
+/// Rate limits: of each namespace, for all hosts together.
+fn limits_of_arguments(arguments: &ServeArguments) -> ExportLimits {
+    let total = RateLimit { iops: arguments.limit_iops, bytes: arguments.limit_bytes };
+    let limits = QosLimits { total, ..QosLimits::default() };
+    let namespaces = (1..).zip(&arguments.uris).filter(|_| !limits.is_unlimited());
+    let namespaces = namespaces.map(|(nsid, _)| (nsid, limits)).collect();
+    ExportLimits { namespaces, ..ExportLimits::default() }
 }
 
 /// Keys of the hosts that are named.

@@ -159,9 +159,19 @@ impl LiveSubsystem {
             security: self.security.clone(),
         };
         match service.add_subsystem(plan) {
-            Ok(()) => changes.add_change(format!("offers {}", self.requested.nqn)),
+            Ok(()) => {
+                self.set_limits(context);
+                changes.add_change(format!("offers {}", self.requested.nqn));
+            }
             Err(why) => changes.add_failure(format!("cannot {why}")),
         }
+    }
+
+    /// Sets the rate limits, of new and of connected hosts.
+    fn set_limits(&self, context: &TargetContext) {
+        let TargetContext { service, clock, .. } = context;
+        let target_config::SubsystemConfig { nqn, limits, .. } = &self.requested;
+        service.set_export_limits(clock.now(), nqn, limits.clone());
     }
 
     /// Ends the associations through ports that now require TLS: a connection in the clear must not
@@ -217,6 +227,11 @@ impl LiveSubsystem {
         }
         let security = self.security.clone();
         service.update_export(nqn, SubsystemExportUpdate { hosts, ports, masks, security });
+        // Also if the file has not changed them: clients may have, and the file applies again.
+        self.set_limits(context);
+        if self.requested.limits != before.requested.limits {
+            changes.add_change(format!("changes rate limits of {nqn}"));
+        }
         for new in self.namespaces.iter().filter(|new| !stays(new, &before.namespaces)) {
             match service
                 .add_namespace(nqn, new.namespace_config(self.state_directory_and_nqn(state)))
