@@ -12,6 +12,7 @@ mod api;
 mod book;
 mod crash;
 mod docs;
+mod fairness;
 mod lab;
 mod package;
 mod pgo;
@@ -38,6 +39,8 @@ enum Task {
     Api,
     /// Run every command of the documentation.
     Docs(docs::DocsOptions),
+    /// Measure what fifteen hosts keep beside one with many queues and a high depth.
+    Fairness(fairness::FairnessOptions),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Task::Book(options) => ("book", book::run_book(&options)),
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),
+        Task::Fairness(options) => ("fairness", fairness::run_fairness(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,
