@@ -344,12 +344,13 @@ mod tests {
         assert_eq!(of(&rows), ["subsystem", "each-host"]);
         assert_eq!((&rows[0]["iops"], &rows[0]["burst_ms"]), (&Value::Null, &json!(20)));
 
-        call(&state, "subsystem_limits", &json!({ "read_iops": 7 })).unwrap();
-        call(&state, "host_limits", &json!({ "iops": 50, "burst_ms": 1_500 })).unwrap();
-        let row = call(&state, "host_limits", &json!({ "host": "nqn.h", "bytes": 9 })).unwrap();
+        call(&state, "set_subsystem_limits", &json!({ "read_iops": 7 })).unwrap();
+        call(&state, "set_host_limits", &json!({ "iops": 50, "burst_ms": 1_500 })).unwrap();
+        let row = call(&state, "set_host_limits", &json!({ "host": "nqn.h", "bytes": 9 })).unwrap();
         assert_eq!((&row["iops"], &row["bytes"]), (&json!(50), &json!(9)), "beside those of each");
-        call(&state, "namespace_limits", &json!({ "namespace": 1, "write_bytes": 3 })).unwrap();
-        let row = call(&state, "namespace_limits", &json!({ "namespace": 1, "iops": 4 })).unwrap();
+        call(&state, "set_namespace_limits", &json!({ "namespace": 1, "write_bytes": 3 })).unwrap();
+        let row =
+            call(&state, "set_namespace_limits", &json!({ "namespace": 1, "iops": 4 })).unwrap();
         assert_eq!((&row["write_bytes"], &row["iops"]), (&json!(3), &json!(4)));
 
         let rows = call(&state, "limits", &json!({})).unwrap();
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!((&rows[2]["burst_ms"], &rows[3]["host"]), (&json!(1_500), &json!("nqn.h")));
 
         let none = json!({ "namespace": 1, "iops": 0, "write_bytes": 0 });
-        call(&state, "namespace_limits", &none).unwrap();
+        call(&state, "set_namespace_limits", &none).unwrap();
         let rows = call(&state, "limits", &json!({})).unwrap();
         assert_eq!(of(&rows), ["subsystem", "each-host", "host"]);
     }
@@ -367,7 +368,7 @@ mod tests {
     fn unknown_subsystem_is_refused_with_those_that_exist() {
         let state = process();
         let other = json!({ "subsystem": "nqn.other", "iops": 1 });
-        let error = call(&state, "subsystem_limits", &other).unwrap_err();
+        let error = call(&state, "set_subsystem_limits", &other).unwrap_err();
         assert!(error.message.contains("nqn.other") && error.message.contains(NQN), "{error:?}");
         let error = call(&ProcessParts::new(), "limits", &json!({})).unwrap_err();
         assert!(error.message.contains("expected one that has"), "{error:?}");
