@@ -43,15 +43,16 @@ function inputKind(schema) {
   return { boolean: 'flag', integer: 'number', number: 'number', array: 'list', object: 'json' }[type] ?? 'text';
 }
 
-function makeInput(parameter, value) {
+function makeInput(parameter, value, present) {
   const { schema, name } = parameter;
-  const common = { name, required: parameter.required && inputKind(schema) !== 'flag', 'aria-describedby': `help-${name}` };
+  const placeholder = present === null || present === undefined || typeof present === 'object' ? null : printable(`now ${present}`);
+  const common = { name, placeholder, required: parameter.required && inputKind(schema) !== 'flag', 'aria-describedby': `help-${name}` };
   const given = value ?? schema.default;
   switch (inputKind(schema)) {
     case 'choice': return select(common, ['', ...schema.enum], given);
     case 'flag': return select(common, parameter.required ? ['true', 'false'] : ['', 'true', 'false'], given === undefined ? undefined : String(given));
     case 'number': return el('input', { ...common, type: 'text', inputmode: 'numeric', pattern: '-?[0-9]+(\\.[0-9]+)?', value: given, title: 'a number' });
-    case 'list': return el('textarea', { ...common, rows: 2, placeholder: 'one in each line' }, given === undefined ? '' : [given].flat().join('\n'));
+    case 'list': return el('textarea', { ...common, placeholder: 'one in each line', rows: 2 }, given === undefined ? '' : [given].flat().join('\n'));
     case 'json': return el('textarea', { ...common, rows: 3, placeholder: '{}' }, given === undefined ? '' : JSON.stringify(given));
     default: return el('input', { ...common, type: 'text', value: given, maxlength: schema.maxLength, autocomplete: 'off', spellcheck: 'false' });
   }
@@ -91,11 +92,11 @@ export function verb(operation) {
   return changes[operation.method] ?? (operation.isCreate ? 'Create' : 'Apply');
 }
 
-/** A form that performs an operation. `given` are values by name; those of path parameters are fixed. */
-export function operationForm(operation, given = {}, onDone = () => {}) {
+/** A form that performs an operation. `given` are values by name; those of path parameters are fixed. Of `present` values the form only shows what they are, and sends what the user enters. */
+export function operationForm(operation, given = {}, onDone = () => {}, present = {}) {
   const inputs = new Map();
   const fields = operation.parameters.map(parameter => {
-    const input = makeInput(parameter, given[parameter.name]);
+    const input = makeInput(parameter, given[parameter.name], present[parameter.name]);
     if (parameter.in === 'path' && given[parameter.name] !== undefined) input.readOnly = true;
     inputs.set(parameter, input);
     return el('label', {}, el('span', {}, title(parameter.name), parameter.required ? ' *' : ''), input,
@@ -128,11 +129,11 @@ export function operationForm(operation, given = {}, onDone = () => {}) {
 }
 
 /** Opens a form in the dialog. After a deletion it is closed. */
-export function openOperation(operation, given, onDone) {
+export function openOperation(operation, given, onDone, present) {
   openDialog(`${verb(operation)}: ${title(operation.name)}`, operationForm(operation, given, answer => {
     if (operation.method === 'DELETE' || operation.isCreate) closeDialog();
     onDone?.(answer);
-  }));
+  }, present));
 }
 
 function range(schema) {

@@ -52,16 +52,17 @@ async function update() {
   clearTimeout(timer);
   const current = view;
   try {
+    if (!state.operations.length) state.operations = markCreates(await operations());
     const [process, samples] = await Promise.all([call('GET', 'v1/process'), metrics()]);
     state.process = process;
     state.history.add(samples, Date.now());
     const wanted = current.reads ?? [];
     const answers = await Promise.all(wanted.map(async read => {
       const { key, name, parameters } = typeof read === 'string' ? { key: read, name: read } : read;
-      return [key, await getIfPresent(name, parameters)];
+      const isKnown = state.operations.some(one => one.method === 'GET' && one.path === `/v1/${name}`);
+      return [key, isKnown ? await getIfPresent(name, parameters) : null];
     }));
     for (const [key, rows] of answers) state.rows[key] = rows;
-    if (!state.operations.length) state.operations = markCreates(await operations());
     document.getElementById('process').textContent =
       printable(`${process.version}, process ${process.pid}, up ${duration((process.uptime_ns ?? 0) / 1e9)}`);
     stateLine.textContent = state.eventsLive ? 'live' : 'live, without events';

@@ -46,8 +46,8 @@ function find(state, method, name) {
   return state.operations.find(one => one.method === method && one.name === name);
 }
 
-function button(state, operation, text, given, key, tone) {
-  return operation && el('button', { type: 'button', class: tone, 'data-key': key, onclick: () => openOperation(operation, given, state.refresh) }, text);
+function button(state, operation, text, given, key, tone, present) {
+  return operation && el('button', { type: 'button', class: tone, 'data-key': key, onclick: () => openOperation(operation, given, state.refresh, present) }, text);
 }
 
 const SINGULAR = name => name.replace(/ies$/, 'y').replace(/s$/, '');
@@ -57,22 +57,21 @@ function rowActions(state, name) {
   const changes = state.operations.filter(one => one.segments[0] === name && one.segments.length > 1 && one.method !== 'GET');
   const set = find(state, 'POST', SINGULAR(name));
   if (!changes.length && !set) return undefined;
-  return row => {
-    const given = { ...row };
-    for (const [key, value] of Object.entries(given)) if (value === null || typeof value === 'object' && !Array.isArray(value)) delete given[key];
-    const keys = changes[0]?.parameters.filter(one => one.in === 'path').map(one => row[one.name]) ?? [row.name ?? row.id ?? row.device];
-    const key = operation => `${operation.method}-${name}-${keys.join('/')}`;
-    return [...changes, set].filter(Boolean).map(operation => [
-      button(state, operation, verb(operation) === 'Apply' ? 'Change' : verb(operation), operation.method === 'DELETE' ? given : keysOnly(operation, row, given), key(operation), operation.method === 'DELETE' ? 'danger' : null), ' ',
-    ]);
-  };
+  return row => [...changes, set].filter(Boolean).map(operation => {
+    const keys = operation.parameters.filter(one => one.in === 'path' || one.required);
+    // A row that stands for several objects, as for all other hosts, has no key.
+    if (keys.some(one => one.in === 'path' && (row[one.name] === null || row[one.name] === undefined))) return null;
+    const given = Object.fromEntries(keysOf(operation, row).map(one => [one, row[one]]));
+    const key = `${operation.method}-${name}-${Object.values(given).join('/')}`;
+    const text = verb(operation) === 'Apply' ? 'Change' : verb(operation);
+    return [button(state, operation, text, given, key, operation.method === 'DELETE' ? 'danger' : null, row), ' '];
+  });
 }
 
-/** Values of a form that changes an element: its keys, and the present values of texts and numbers. */
-function keysOnly(operation, row, given) {
-  const isOffered = one => one.in === 'path' || one.required || ['number', 'string', 'boolean'].includes(typeof row[one.name]);
-  const names = new Set(operation.parameters.filter(isOffered).map(one => one.name));
-  return Object.fromEntries(Object.entries(given).filter(([name]) => names.has(name)));
+/** Names of the parameters that select the object of a row: those of the path, required ones, and its name. */
+function keysOf(operation, row) {
+  const isKey = one => one.in === 'path' || one.required || ['name', 'device', 'pool'].includes(one.name);
+  return operation.parameters.filter(one => isKey(one) && ['string', 'number'].includes(typeof row[one.name])).map(one => one.name);
 }
 
 /** Tables of lists with what can be done to their elements. `columns` limits the columns. */

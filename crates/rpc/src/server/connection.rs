@@ -34,12 +34,14 @@ pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Headers of every response. The page has scripts and styles of this server only, and is in no frame.
+/// Headers of every response. The page has scripts and styles of this server only, is in no frame, and
+/// assigns no markup.
 const COMMON_HEADERS: [(HeaderName, &str); 5] = [
     (
         hyper::header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
-         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+         require-trusted-types-for 'script'",
     ),
     (hyper::header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (hyper::header::REFERRER_POLICY, "no-referrer"),
