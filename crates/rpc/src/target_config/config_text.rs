@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 
+use tenmil_block::QosLimits;
 use tenmil_serve::tcp::{HostRights, NamespaceSelection};
 use toml_edit::Value;
 
@@ -67,8 +68,11 @@ impl TargetConfig {
             HostsConfig::Any => *text += "allow-any-host = true\n",
             HostsConfig::Only(hosts) => {
                 let keys = |host: &str| subsystem.security.hosts.iter().find(|it| it.nqn == *host);
+                let limits = |host: &str| {
+                    subsystem.limits.hosts.get(host).and_then(limits_table).unwrap_or_default()
+                };
                 let entries: Vec<_> =
-                    hosts.iter().map(|host| host_entry(host, keys(host))).collect();
+                    hosts.iter().map(|host| host_entry(host, keys(host), &limits(host))).collect();
                 let _ = writeln!(text, "allowed-hosts = [{}]", entries.join(", "));
             }
         }
@@ -83,6 +87,13 @@ impl TargetConfig {
             let _ =
                 writeln!(text, "listeners = {}", list(subsystem.listeners.iter().filter_map(of)));
         }
+        for (key, limits) in
+            [("limits", &subsystem.limits.subsystem), ("host-limits", &subsystem.limits.each_host)]
+        {
+            if let Some(table) = limits_table(limits) {
+                let _ = writeln!(text, "{key} = {table}");
+            }
+        }
         for namespace in &subsystem.namespaces {
             let uri = quoted(&namespace.uri.to_string());
             let _ =
@@ -92,6 +103,10 @@ impl TargetConfig {
             }
             if let HostsConfig::Only(hosts) = &namespace.hosts {
                 let _ = writeln!(text, "allowed-hosts = {}", list(hosts.iter().cloned()));
+            }
+            let limits = subsystem.limits.namespaces.get(&namespace.nsid);
+            if let Some(table) = limits.and_then(limits_table) {
+                let _ = writeln!(text, "limits = {table}");
             }
             if namespace.ana_group != 1 {
                 let _ = writeln!(text, "ana-group = {}", namespace.ana_group);
@@ -121,9 +136,32 @@ fn write_listener(listener: &ListenerConfig, text: &mut String) {
     }
 }
 
-fn host_entry(host: &str, keys: Option<&HostSecurityConfig>) -> String {
-    let Some(keys) = keys else { return quoted(host) };
+/// Rate limits as a table; `None` if there are none.
+fn limits_table(limits: &QosLimits) -> Option<String> {
+    let rates = [("", limits.total), ("read-", limits.reads), ("write-", limits.writes)];
+    let mut keys = Vec::new();
+    for (prefix, rate) in rates {
+        keys.extend(rate.iops.map(|iops| format!("{prefix}iops = {iops}")));
+        keys.extend(rate.bytes.map(|bytes| format!("{prefix}bytes = {bytes}")));
+    }
+    if keys.is_empty() {
+        return None;
+    }
+    if limits.burst.ns > 0 {
+        keys.push(format!("burst = \"{}us\"", limits.burst.ns / 1000));
+    }
+    Some(format!("{{ {} }}", keys.join(", ")))
+}
+
+fn host_entry(host: &str, keys: Option<&HostSecurityConfig>, limits: &str) -> String {
+    if keys.is_none() && limits.is_empty() {
+        return quoted(host);
+    }
     let mut entry = format!("{{ nqn = {}", quoted(host));
+    if !limits.is_empty() {
+        entry += &format!(", limits = {limits}");
+    }
+    let Some(keys) = keys else { return entry + " }" };
     let names = |names: Vec<String>, key: &str| {
         if names.is_empty() {
             String::new()
@@ -189,8 +227,10 @@ address = "127.0.0.1:4420"
 [[subsystem]]
 nqn = "nqn.2026-01.org.example:a\"b"
 serial = "D1"
+limits = { bytes = "4g", burst = "2s" }
+host-limits = { iops = 100 }
 authentication = "required"
-allowed-hosts = [{ nqn = "nqn.2026-01.org.example:one", dhchap = ["a", "b"], psk = ["p"], dhchap-controller = "c", read-only = [1], reservations = false, connections = 4, buffer-memory = "8m" }]
+allowed-hosts = [{ nqn = "nqn.2026-01.org.example:one", dhchap = ["a", "b"], psk = ["p"], dhchap-controller = "c", read-only = [1], reservations = false, connections = 4, buffer-memory = "8m", limits = { read-iops = 5 } }]
 listeners = ["192.0.2.1:4420"]
 [[subsystem.namespace]]
 uri = "file:/var/tmp/a disk?size=10g"
@@ -199,6 +239,7 @@ read-only = true
 allowed-hosts = ["nqn.2026-01.org.example:one"]
 [[subsystem.namespace]]
 uri = "ram:1g"
+limits = { write-bytes = 4096 }
 ana-group = 2
 nsid = 7
 [[subsystem.path]]

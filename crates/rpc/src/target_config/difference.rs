@@ -22,6 +22,7 @@ impl TargetConfig {
             ("referrals", self.referrals != after.referrals),
             ("limits", self.limits != after.limits),
             ("discovery", self.discovery != after.discovery),
+            ("slow-io", self.slow_io != after.slow_io),
         ];
         lines.extend(changed_keys("the target", &settings));
         self.add_listeners(after, &mut lines);
@@ -101,6 +102,8 @@ impl TargetConfig {
             ("authenticate-io-queues", was.authenticate_io_queues != is.authenticate_io_queues),
             ("hashes, groups or concatenation", was.policy != is.policy),
             ("allowed-networks", was.networks != is.networks),
+            ("limits", old.limits.subsystem != new.limits.subsystem),
+            ("host-limits", old.limits.each_host != new.limits.each_host),
         ];
         lines.extend(changed_keys(&format!("subsystem {}", new.nqn), &settings));
         for gone in &old.namespaces {
@@ -116,6 +119,12 @@ impl TargetConfig {
                         ("read-only", gone.is_read_only != now.is_read_only),
                         ("allowed-hosts", gone.hosts != now.hosts),
                         ("ana-group", gone.ana_group != now.ana_group),
+                        ("slow-io", gone.slow_io != now.slow_io),
+                        (
+                            "limits",
+                            old.limits.namespaces.get(&gone.nsid)
+                                != new.limits.namespaces.get(&now.nsid),
+                        ),
                     ];
                     let name = format!("namespace {} of {}", now.nsid, new.nqn);
                     lines.extend(changed_keys(&name, &settings));
@@ -157,6 +166,7 @@ fn add_hosts(old: &SubsystemConfig, new: &SubsystemConfig, lines: &mut Vec<Strin
             ("dhchap-controller", was.dhchap_controller != is.dhchap_controller),
             ("psk", psks(&was) != psks(&is)),
             ("rights", was.rights != is.rights),
+            ("limits", old.limits.hosts.get(host) != new.limits.hosts.get(host)),
         ];
         lines.extend(changed_keys(&name(host), &settings));
     }
