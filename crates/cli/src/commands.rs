@@ -133,6 +133,8 @@ enum Command {
     Host(live_objects::HostArguments),
     /// Create, change, list or delete listeners of a running target.
     Listener(live_objects::ListenerArguments),
+    /// Create, change, list or delete NBD exports of a running target.
+    Export(live_objects::ExportArguments),
     #[command(hide = true)]
     Complete(get_set_completion::CompleteArguments),
 }
@@ -336,6 +338,7 @@ fn dispatch(
         Ok(CommandLine { command: Command::Namespace(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Host(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Listener(object) }) => object.run(out),
+        Ok(CommandLine { command: Command::Export(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
         Ok(CommandLine { command: Command::Sim(sim) }) => {
             sim.control.prepare()?;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::{Value, json};
-use served::ServeProcess;
+use served::{ServeProcess, are_tools_installed, run};
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disks";
@@ -182,6 +182,7 @@ fn refused_change_leaves_the_target_and_the_file_as_they_were() {
         ("subsystem create foo".to_owned(), "'foo': NQN does not begin with nqn."),
         (format!("host create {NQN} {TWO} --dhchap missing"), "create host: `"),
         (format!("subsystem create {NQN}"), "exists already"),
+        (format!("host create {NQN} foo"), "'foo': NQN does not begin with nqn."),
     ] {
         let error = target.error(&line);
         assert!(error.contains(expected), "{line}: {error}");
@@ -320,6 +321,37 @@ fn hosts_and_clients_are_told_of_a_change() {
     assert_eq!(made["about"]["before"], Value::Null);
     assert_eq!(made["about"]["after"]["nqn"], OTHER);
     assert_eq!(deleted["about"]["difference"], json!([format!("- subsystem {OTHER}")]));
+}
+
+#[test]
+fn objects_are_resources_of_the_http_api() {
+    if !are_tools_installed(&["curl"]) {
+        return;
+    }
+    let target = LiveTarget::new(TEXT);
+    let socket = target.served.control_socket();
+    let curl = |arguments: &[&str], path: &str| {
+        let url = format!("http://tenmil/v1/{path}");
+        let common = ["--silent", "--max-time", "30", "--unix-socket", socket.to_str().unwrap()];
+        let output = run("curl", &[&common, arguments, &[url.as_str()][..]].concat());
+        serde_json::from_str::<Value>(&output).unwrap()
+    };
+    let body = json!({ "nqn": OTHER, "allow_any_host": true }).to_string();
+    assert_eq!(curl(&["--json", &body], "subsystems")["object"]["nqn"], OTHER);
+    let body = json!({ "subsystem": OTHER, "uri": "ram:2m" }).to_string();
+    assert_eq!(curl(&["--json", &body], "namespaces")["object"]["nsid"], 1);
+    assert_eq!(target.size(OTHER, 1, ONE), Ok(2 << 20));
+    let rows = curl(&[], "subsystems");
+    assert_eq!((rows[1]["nqn"].as_str(), &rows[1]["namespaces"]), (Some(OTHER), &json!(1)));
+    let body = json!({ "read_only": true }).to_string();
+    let path = format!("namespaces/{OTHER}/1");
+    let changed = curl(&["--request", "PATCH", "--json", &body], &path);
+    assert_eq!(changed["object"]["read_only"], true, "{changed}");
+    curl(&["--request", "DELETE"], &path);
+    curl(&["--request", "DELETE"], &format!("subsystems/{OTHER}"));
+    let refused = curl(&["--request", "DELETE"], &format!("subsystems/{OTHER}"));
+    assert_eq!(refused["error"]["code"], "not_found", "{refused}");
+    assert_eq!(target.text(), TEXT);
 }
 
 /// It is killed at any moment of a burst of changes.

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it makes the files that are served")]
 
+#[expect(dead_code, reason = "this test uses a part of it")]
 mod served;
 
 use std::io::Read;

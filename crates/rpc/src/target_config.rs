@@ -1,4 +1,4 @@
-//! Configuration file of the NVMe/TCP target.
+//! Configuration file of a target: NVMe/TCP subsystems and NBD exports.
 //!
 //! ```toml
 //! buffer-memory = "64m"
@@ -31,6 +31,7 @@ mod connection_limits;
 mod difference;
 mod migrate;
 mod named_devices;
+mod nbd_exports;
 mod rate_limits;
 mod security;
 mod security_checker;
@@ -51,6 +52,7 @@ use tenmil_serve::{PeerNetwork, SlowIoThresholds};
 pub use self::config_edit::{ConfigEdit, ConfigObject};
 pub use self::migrate::{MigratedConfig, migrate_config};
 pub use self::named_devices::SCHEME;
+pub use self::nbd_exports::{ExportConfig, NbdConfig, NbdListener};
 pub use self::security::{
     HostSecurityConfig, KeyReference, KeySources, SecurityConfig, UnreadableKey,
 };
@@ -96,6 +98,10 @@ pub struct TargetConfig {
     pub limits: ConnectionLimits,
     /// Time from which a command is logged as slow; `None`: none is.
     pub slow_io: Option<Span>,
+    /// Settings of all NBD exports.
+    pub nbd: NbdConfig,
+    /// NBD exports.
+    pub exports: Vec<ExportConfig>,
 }
 
 /// Connection limits by origin, and the keep-alive limit. Defaults are derived from the total

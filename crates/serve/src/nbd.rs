@@ -1,7 +1,8 @@
-//! NBD server: exports a block device over Unix sockets and TCP.
+//! NBD server: exports block devices over Unix sockets and TCP.
 //!
 //! ```text
 //!   Server      thread that accepts connections and assigns each to a reactor
+//!   ExportSet   exports by name, and the listeners that offer them
 //!   Session     poller: socket → Connection → Backend → Connection → socket
 //!   Connection  protocol without I/O: bytes in, requests out; completions in, bytes out
 //! ```
@@ -15,6 +16,7 @@ mod buffer_pool;
 mod connection;
 mod connection_memory;
 mod export;
+mod export_set;
 mod exported_device;
 mod listen_address;
 mod negotiation;
@@ -41,10 +43,13 @@ pub use buffer_pool::{BufferPool, POOL_BYTES};
 pub use connection::Connection;
 pub use connection_memory::MEMORY_BYTES;
 pub use export::Export;
+pub use export_set::ExportSet;
 pub use exported_device::{ExportConfig, ExportedDevice};
 pub use listen_address::parse_listen_address;
 pub use server::{Server, ServerConfig};
-pub use session_handle::{ConnectionPhase, ConnectionSample, DisconnectReason, NbdEvent};
+pub use session_handle::{
+    ConnectionPhase, ConnectionSample, DisconnectReason, ExportEvent, NbdEvent,
+};
 pub use slow_io::ExportSlowIo;
 pub use tenmil_nvme_auth::SecretBytes;
 pub use tls_config::{NbdCertificate, NbdPsk, NbdTls};

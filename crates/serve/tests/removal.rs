@@ -112,7 +112,7 @@ fn start_server(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -
     let reactors = Reactors::start_on_cores(&cores, &ReactorOptions::default(), &clock).unwrap();
     let server = Server::start(ServerConfig {
         listen_sockets: vec![StreamListener::open(&ListenAddress::Path(socket.into())).unwrap()],
-        exported_device: Arc::clone(&served),
+        exports: vec![Arc::clone(&served)],
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,

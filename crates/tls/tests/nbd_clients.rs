@@ -55,7 +55,7 @@ impl TlsServer {
         let listen_sockets = [&any, &any].map(|address| StreamListener::open(address).unwrap());
         let server = Server::start(ServerConfig {
             listen_sockets: listen_sockets.into(),
-            exported_device: Arc::new(exported_device.unwrap()),
+            exports: vec![Arc::new(exported_device.unwrap())],
             regions: regions.clone(),
             reactors: Arc::clone(reactors.registry()),
             clock,

@@ -24,7 +24,7 @@ struct ObjectCommands {
     examples: &'static str,
 }
 
-const OBJECTS: [ObjectCommands; 4] = [
+const OBJECTS: [ObjectCommands; 5] = [
     ObjectCommands {
         name: "subsystem",
         list: "subsystems",
@@ -71,6 +71,17 @@ Examples:
   tenmil listener delete 192.0.2.1:4420
   tenmil listener list",
     },
+    ObjectCommands {
+        name: "export",
+        list: "exports",
+        examples: "\
+Examples:
+  tenmil export create images ram:1g nbd:/run/images.sock
+  tenmil export create images /dev/sdb nbd://127.0.0.1:10809 nbds://192.0.2.1:10809 --read-only
+  tenmil export set --name images --limit-iops 5000
+  tenmil export delete images
+  tenmil export list",
+    },
 ];
 
 /// Arguments of the commands of the object at an index of [`OBJECTS`].
@@ -86,6 +97,7 @@ pub(super) type SubsystemArguments = ObjectArguments<0>;
 pub(super) type NamespaceArguments = ObjectArguments<1>;
 pub(super) type HostArguments = ObjectArguments<2>;
 pub(super) type ListenerArguments = ObjectArguments<3>;
+pub(super) type ExportArguments = ObjectArguments<4>;
 
 /// Time limit for a change: devices are opened meanwhile.
 pub(super) const CHANGE_TIMEOUT: Span = Span::from_secs(60);
@@ -100,7 +112,7 @@ impl<const OBJECT: usize> ObjectArguments<OBJECT> {
             .map_err(command_error)?;
         if *json {
             write_stdout(out, &format!("{answer:#}\n"))?;
-        } else if method.verb == MethodKind::Get {
+        } else if method.verb == MethodKind::Get || answer["changes"].is_null() {
             write_stdout(out, &format_result(&method.answer, &answer))?;
         } else {
             write_stdout(out, &change_text(&answer))?;
@@ -201,7 +213,11 @@ fn add_parameter(command: Command, parameter: &Parameter) -> Command {
     let upper: String = parameter.name.to_uppercase();
     let argument = Arg::new(parameter.name).help(sentence(parameter.help)).value_name(upper);
     if parameter.need == ParamDefault::Required {
-        return command.arg(argument.required(true));
+        let argument = argument.required(true);
+        return command.arg(match parameter.kind {
+            ParamType::Texts { .. } => argument.num_args(1..),
+            _ => argument,
+        });
     }
     let argument = argument.long(parameter.name.replace('_', "-"));
     command.arg(match parameter.kind {
@@ -297,7 +313,9 @@ mod tests {
     fn every_object_has_all_four_commands() {
         for object in &OBJECTS {
             let names: Vec<_> = methods_of(object).map(|(name, _)| name).collect();
-            assert_eq!(names, ["list", "create", "set", "delete"], "{}", object.name);
+            for name in ["list", "create", "set", "delete"] {
+                assert_eq!(names.iter().filter(|it| **it == name).count(), 1, "{}", object.name);
+            }
         }
     }
 

@@ -27,7 +27,7 @@ use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::thread_scheduler::Options;
 use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
-use tenmil_rpc::target_config::TargetConfig;
+use tenmil_rpc::target_config::{NbdListener, TargetConfig};
 use tenmil_rpc::{EventRelay, EventSender, RpcServer};
 
 use super::control_options::ControlOptions;
@@ -241,6 +241,8 @@ Examples:
       nbdinfo nbd://127.0.0.1:34567                    with the port that was printed
   tenmil serve ram:1g -l nbd:/tmp/a.sock -l nbd://127.0.0.1:10809 --cores 0,1
   tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --read-only
+  tenmil serve ram:1g -l tcp://127.0.0.1:4420 -l nbd:/tmp/disk.sock
+      nbdinfo --list 'nbd+unix:///?socket=/tmp/disk.sock'
   tenmil serve ram:1g --listen tcp://127.0.0.1:4420
       tenmil perf tcp://127.0.0.1/nqn.2026-01.org.tenmil:disk/1
   tenmil serve ram:1g -l tcp://127.0.0.1:4420 --socket engine=io_uring --socket zero-copy=no
@@ -260,7 +262,8 @@ Examples:
   sudo tenmil serve /var/tmp/disk --listen ublk:0 --cores 2,3
       mkfs.ext4 /dev/ublkb0                            a restart after kill -9 keeps the device
   tenmil serve --config /etc/tenmil/target.toml
-      kill -HUP 4711                                   applies the file, or rejects all of it
+      tenmil reload                                    applies the file, or rejects all of it
+      tenmil namespace create nqn.2026-01.org.example:disks /dev/sdc
   tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
       tenmil set export limit_iops=0
   tenmil serve /dev/sda -l tcp://127.0.0.1:4420 --limit-bytes 500m
@@ -349,7 +352,7 @@ pub(super) fn run_serve(
         .map_err(|error| Error::environment(format!("catch SIGHUP: {error}")))?;
     arguments.control.or_from_environment().prepare()?;
     if let Some(path) = &arguments.config {
-        check_transport_options(arguments, ServeTransport::NvmeTcp)?;
+        check_transport_options(arguments, &[ServeTransport::NvmeTcp])?;
         return nvme_tcp::serve_nvme_tcp(arguments, read_configuration(path)?, out);
     }
     let (mut clients, mut hosts, mut sockets) = (Vec::new(), Vec::new(), Vec::new());
@@ -368,7 +371,7 @@ pub(super) fn run_serve(
     match disks.as_slice() {
         [] => {}
         [place] if arguments.listen.len() == 1 => {
-            check_transport_options(arguments, ServeTransport::Ublk)?;
+            check_transport_options(arguments, &[ServeTransport::Ublk])?;
             return ublk::serve_ublk(arguments, place, out);
         }
         _ => {
@@ -380,7 +383,7 @@ pub(super) fn run_serve(
     match guests.as_slice() {
         [] => {}
         [socket] if arguments.listen.len() == 1 => {
-            check_transport_options(arguments, ServeTransport::VhostUser)?;
+            check_transport_options(arguments, &[ServeTransport::VhostUser])?;
             return vhost_user::serve_vhost_user(arguments, socket, out);
         }
         _ => {
@@ -391,30 +394,38 @@ pub(super) fn run_serve(
     }
     match (clients.is_empty(), hosts.is_empty(), sockets.as_slice()) {
         (true, true, [_, ..]) => {
-            check_transport_options(arguments, ServeTransport::VfioUser)?;
+            check_transport_options(arguments, &[ServeTransport::VfioUser])?;
             vfio_user::serve_vfio_user(arguments, &sockets, out)
         }
         (_, _, [_, ..]) => Err(Error::usage(
             "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
-        (true, false, []) => {
-            check_transport_options(arguments, ServeTransport::NvmeTcp)?;
-            let config = nvme_tcp::config_from_arguments(arguments, hosts)?;
+        (false, true, []) if arguments.uris.len() == 1 => {
+            check_transport_options(arguments, &[ServeTransport::Nbd])?;
+            nbd::serve_nbd(arguments, &arguments.uris[0], &clients, out)
+        }
+        (has_no_clients, has_no_hosts, []) => {
+            let over = match (has_no_clients, has_no_hosts) {
+                (true, _) => &[ServeTransport::NvmeTcp][..],
+                (false, true) => &[ServeTransport::Nbd],
+                (false, false) => &[ServeTransport::NvmeTcp, ServeTransport::Nbd],
+            };
+            check_transport_options(arguments, over)?;
+            let is_limited = arguments.limit_iops.is_some() || arguments.limit_bytes.is_some();
+            if is_limited && over.len() > 1 {
+                let text = "limits of devices over NVMe/TCP and NBD at once, expected one protocol: \
+                            each would have limits of its own";
+                let hint = "give `limits` in a configuration file, and `tenmil export set` for NBD";
+                return Err(Error::usage(text).with_hint(hint));
+            }
+            nbd::check_writable_export_is_local(arguments, &clients)?;
+            let clients: Vec<NbdListener> = clients
+                .into_iter()
+                .map(|(address, requires_tls)| NbdListener { address, requires_tls })
+                .collect();
+            let config = nvme_tcp::config_from_arguments(arguments, hosts, &clients)?;
             nvme_tcp::serve_nvme_tcp(arguments, config.into(), out)
         }
-        (false, true, []) => {
-            check_transport_options(arguments, ServeTransport::Nbd)?;
-            let [uri] = arguments.uris.as_slice() else {
-                return Err(Error::usage(format!(
-                    "serve {} devices over NBD, expected one: its clients have no way to choose",
-                    arguments.uris.len()
-                )));
-            };
-            nbd::serve_nbd(arguments, uri, &clients, out)
-        }
-        _ => Err(Error::usage(
-            "listen for NBD and for NVMe/TCP at once, expected one: each claims the device",
-        )),
     }
 }
 

@@ -70,6 +70,11 @@ impl ServeProcess {
         command
     }
 
+    /// Its control socket.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.root.path().join(format!("tenmil/{}.sock", self.pid()))
+    }
+
     /// What a command that asks this process says.
     pub(crate) fn stdout_of_rpc_command(&self, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();

@@ -19,7 +19,7 @@ use crate::result_type::{FieldSchema, ResultType};
 use crate::target_config::{ConfigEdit, ConfigObject};
 
 pub(super) use self::object_rows::object_row;
-use self::object_rows::{HOST, LISTENER, NAMESPACE, SUBSYSTEM};
+use self::object_rows::{HOST, LISTENER, NAMESPACE, NBD_EXPORT, SUBSYSTEM};
 
 /// Longest NQN (Base 2.1 §4.7).
 const NQN: ParamType = ParamType::Text { len_max: tenmil_wire::nqn::LEN_MAX };
@@ -27,6 +27,7 @@ const NQNS: ParamType =
     ParamType::Texts { len_max: tenmil_wire::nqn::LEN_MAX, count_max: LIST_MAX };
 const WORD: ParamType = ParamType::Text { len_max: 64 };
 const WORDS: ParamType = ParamType::Texts { len_max: 64, count_max: LIST_MAX };
+const EXPORT_NAME: ParamType = ParamType::Text { len_max: 255 };
 const NSID: ParamType = ParamType::Whole { min: 1, max: 1024 };
 const REQUIREMENT: ParamType = ParamType::OneOf(&["optional", "required"]);
 /// Longest list of an object.
@@ -132,6 +133,7 @@ const CHANGED_SUBSYSTEM: &[FieldSchema] = &changed(&ResultType::Record(SUBSYSTEM
 const CHANGED_NAMESPACE: &[FieldSchema] = &changed(&ResultType::Record(NAMESPACE));
 const CHANGED_HOST: &[FieldSchema] = &changed(&ResultType::Record(HOST));
 const CHANGED_LISTENER: &[FieldSchema] = &changed(&ResultType::Record(LISTENER));
+const CHANGED_EXPORT: &[FieldSchema] = &changed(&ResultType::Record(NBD_EXPORT));
 const DELETED: &[FieldSchema] = &[CHANGES, FAILED, SAVED_TO];
 
 pub(super) const METHODS: &[Method] = &[
@@ -343,6 +345,43 @@ pub(super) const METHODS: &[Method] = &[
         help: "Stop listening for NVMe/TCP at an address, and disconnect the hosts that use it",
         example: "tenmil listener delete 192.0.2.1:4420",
         run: |call| request_edit(call, MethodKind::Delete, ConfigObject::Listener),
+    },
+    Method {
+        verb: MethodKind::Create,
+        name: "export",
+        parameters: &[
+            required("name", EXPORT_NAME, "name by which NBD clients select it"),
+            required(
+                "uri",
+                ParamType::Text { len_max: 4096 },
+                "device, such as ram:1g or file:PATH",
+            ),
+            required(
+                "listen",
+                ParamType::Texts { len_max: 255, count_max: 64 },
+                "addresses that offer it, such as nbd:/run/disk.sock, nbd://127.0.0.1:10809 or nbds://HOST:PORT",
+            ),
+            optional("read_only", ParamType::Flag, "whether clients may only read"),
+            optional("allow_resize", ParamType::Flag, "whether clients may resize it"),
+            optional(
+                "allow_remote_write",
+                ParamType::Flag,
+                "whether clients of other machines may write without authentication",
+            ),
+        ],
+        answer: ResultType::Record(CHANGED_EXPORT),
+        help: "Export a device over NBD",
+        example: "tenmil export create images ram:1g nbd:/run/images.sock",
+        run: |call| request_edit(call, MethodKind::Create, ConfigObject::Export),
+    },
+    Method {
+        verb: MethodKind::Delete,
+        name: "export",
+        parameters: &[required("name", EXPORT_NAME, "name of the export")],
+        answer: ResultType::Record(DELETED),
+        help: "Stop exporting a device over NBD, and disconnect its clients; data stay",
+        example: "tenmil export delete images",
+        run: |call| request_edit(call, MethodKind::Delete, ConfigObject::Export),
     },
     Method {
         verb: MethodKind::Set,

@@ -1,7 +1,7 @@
 //! NBD exports and their connections.
 
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 use tenmil_base::{CoarseHistogram, Error, Operation};
@@ -15,10 +15,10 @@ use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
 
-/// NBD exports of a process.
+/// NBD exports of a process. A handle, cheap to clone: exports may be added and removed.
 #[derive(Clone, Debug)]
 pub struct NbdExports {
-    served: Vec<Arc<ExportedDevice>>,
+    served: Arc<Mutex<Vec<Arc<ExportedDevice>>>>,
     clock: Clock,
 }
 
@@ -98,7 +98,7 @@ pub(super) const METHODS: &[Method] = &[
         example: "tenmil get exports --json",
         run: |call| {
             let exports = nbd_exports_of(call)?;
-            Ok(exports.served.iter().map(export_row).collect())
+            Ok(exports.served().iter().map(export_row).collect())
         },
     },
     Method {
@@ -203,12 +203,21 @@ const fn export_event_kind(name: &'static str, help: &'static str) -> EventKind 
 impl NbdExports {
     /// Creates a set of exports, whose rate limits use `clock`.
     pub fn new(served: Vec<Arc<ExportedDevice>>, clock: Clock) -> Self {
-        Self { served, clock }
+        Self { served: Arc::new(Mutex::new(served)), clock }
+    }
+
+    /// Replaces the exports by others.
+    pub fn replace(&self, served: Vec<Arc<ExportedDevice>>) {
+        *self.lock() = served;
     }
 
     /// The exports.
-    pub(crate) fn served(&self) -> &[Arc<ExportedDevice>] {
-        &self.served
+    pub(crate) fn served(&self) -> Vec<Arc<ExportedDevice>> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<ExportedDevice>>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -254,18 +263,15 @@ fn nbd_exports_of<'a>(call: &CallContext<'a>) -> Result<&'a NbdExports, RpcError
 }
 
 /// Export named in the call, or the only one.
-fn find_export<'a>(
-    call: &CallContext<'a>,
-    what: &str,
-) -> Result<&'a Arc<ExportedDevice>, RpcError> {
-    let served = &nbd_exports_of(call)?.served;
+fn find_export(call: &CallContext<'_>, what: &str) -> Result<Arc<ExportedDevice>, RpcError> {
+    let served = nbd_exports_of(call)?.served();
     let name = call.arguments.text("name");
     let found = match (name, &served[..]) {
         (None, [only]) => Some(only),
         (None, _) => None,
         (Some(name), _) => served.iter().find(|served| served.export().name() == name),
     };
-    found.ok_or_else(|| {
+    found.cloned().ok_or_else(|| {
         let names: Vec<&str> = served.iter().map(|served| served.export().name()).collect();
         let found = name
             .map_or_else(|| "no name".to_owned(), |name| format!("no {}", quote_untrusted(name)));
@@ -276,8 +282,9 @@ fn find_export<'a>(
 
 fn connections_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let wanted = call.arguments.text("export");
-    let served = nbd_exports_of(call)?.served.iter();
-    let served = served.filter(|served| wanted.is_none_or(|name| served.export().name() == name));
+    let served = nbd_exports_of(call)?.served();
+    let served =
+        served.iter().filter(|served| wanted.is_none_or(|name| served.export().name() == name));
     let rows = |served: &Arc<ExportedDevice>| {
         let name = served.export().name().to_owned();
         let samples = served.connections().into_iter();
@@ -313,12 +320,13 @@ fn set_export_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     if call.arguments.boolean("remove") == Some(true) {
         served.remove_and_disconnect();
     }
-    Ok(export_row(served))
+    Ok(export_row(&served))
 }
 
 fn set_connection_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let id = call.arguments.integer("id").unwrap_or_default();
-    let all = nbd_exports_of(call)?.served.iter().flat_map(|served| {
+    let exports = nbd_exports_of(call)?.served();
+    let all = exports.iter().flat_map(|served| {
         let samples = served.connections().into_iter();
         samples.map(move |sample| (served, sample))
     });

@@ -159,7 +159,7 @@ fn exports_of(call: &CallContext<'_>) -> Result<Vec<(String, u64, u64, FoundExpo
     for device in nbd.map(|exports| exports.served()).unwrap_or_default() {
         let (name, slow_io) = (device.export().name().to_owned(), device.slow_io());
         let (slow, dropped) = (slow_io.count(), slow_io.log().dropped());
-        exports.push((name, slow, dropped, FoundExport::Nbd(Arc::clone(device))));
+        exports.push((name, slow, dropped, FoundExport::Nbd(device)));
     }
     Ok(exports)
 }

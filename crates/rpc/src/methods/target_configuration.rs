@@ -107,7 +107,7 @@ pub struct ConfigurationChange {
 /// Requests that may wait.
 const REQUESTS_MAX: usize = 64;
 
-/// Longest text of a configuration that a request may have.
+/// Longest text of a configuration that a request may have; the body of a request is limited, too.
 const TEXT_MAX: usize = 1 << 20;
 
 pub(super) const CHANGES: FieldSchema =

@@ -14,7 +14,7 @@ use super::config_file::{
     AnaStateTable, ConfigFile, DeviceTable, ListenerTable, NamespaceTable, SubsystemTable,
     line_of_byte,
 };
-use super::named_devices::NamedDevices;
+use super::named_devices::{DeviceUser, NamedDevices};
 use super::rate_limits::RateLimitsTable;
 use super::{
     AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState, ListenerConfig,
@@ -68,6 +68,8 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
         }
         subsystems.push(subsystem);
     }
+    let nbd = reader.check_nbd(file.nbd.as_ref())?;
+    let exports = reader.check_exports(&file.export, &nbd)?;
     let line = |found: Option<&Spanned<String>>| {
         found.map_or(IgnoredLineNumber(1), |found| reader.line_number(found))
     };
@@ -94,6 +96,8 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
         referrals,
         limits,
         slow_io,
+        nbd,
+        exports,
     })
 }
 
@@ -124,7 +128,11 @@ impl ConfigChecker<'_> {
         })
     }
 
-    fn parse_directory(&self, key: &str, found: &Spanned<String>) -> CheckResult<PathBuf> {
+    pub(super) fn parse_directory(
+        &self,
+        key: &str,
+        found: &Spanned<String>,
+    ) -> CheckResult<PathBuf> {
         let path = PathBuf::from(found.get_ref());
         if !path.is_absolute() {
             let problem = format!("'{}', expected a path from /", found.get_ref());
@@ -173,10 +181,29 @@ impl ConfigChecker<'_> {
     }
 
     fn parse_device_uri(&mut self, found: &Spanned<String>, only_reads: bool) -> CheckResult<Uri> {
+        self.parse_uri_of(found, only_reads, DeviceUser::Namespace)
+    }
+
+    /// URI of an NBD export, which may be that of a namespace too.
+    pub(super) fn parse_export_uri(
+        &mut self,
+        found: &Spanned<String>,
+        only_reads: bool,
+    ) -> CheckResult<Uri> {
+        self.parse_uri_of(found, only_reads, DeviceUser::Export)
+    }
+
+    fn parse_uri_of(
+        &mut self,
+        found: &Spanned<String>,
+        only_reads: bool,
+        user: DeviceUser,
+    ) -> CheckResult<Uri> {
         let (text, line) = (found.get_ref(), self.line_number(found));
         let parsed = Uri::parse_with_named_devices(text, &|name| self.named.device_uri_of(name));
         let parsed = parsed.map_err(|error| error.to_string());
-        let meant = parsed.and_then(|uri| self.named.expand_and_check_uses(uri, line, only_reads));
+        let meant =
+            parsed.and_then(|uri| self.named.expand_and_check_uses(uri, line, only_reads, user));
         meant.map_err(|problem| self.config_error("uri", found, format!("'{text}': {problem}")))
     }
 

@@ -34,6 +34,8 @@ pub enum ConfigObject {
     Host,
     /// `[[listener]]`, by its address.
     Listener,
+    /// `[[export]]`, by its name.
+    Export,
     /// `[[subsystem.path]]`, by subsystem, listener and ANA group.
     AnaState,
 }
@@ -59,6 +61,7 @@ impl ConfigObject {
             Self::Namespace => "namespace",
             Self::Host => "host",
             Self::Listener => "listener",
+            Self::Export => "export",
             Self::AnaState => "ana_state",
         }
     }
@@ -70,6 +73,7 @@ impl ConfigObject {
             Self::Namespace => &["subsystem", "nsid"],
             Self::Host => &["subsystem", "host"],
             Self::Listener => &["address"],
+            Self::Export => &["name"],
             Self::AnaState => &["subsystem", "listener", "ana_group"],
         }
     }
@@ -98,6 +102,7 @@ impl ConfigEdit {
             (ConfigObject::Namespace, _) => self.edit_namespace(&mut document),
             (ConfigObject::Host, _) => self.edit_host(&mut document),
             (ConfigObject::Listener, _) => self.edit_listener(&mut document, bound),
+            (ConfigObject::Export, _) => self.edit_export(&mut document),
             (ConfigObject::AnaState, _) => self.set_ana_state(&mut document, bound),
         }?;
         let text = document.to_string();
@@ -396,6 +401,27 @@ impl ConfigEdit {
             }
         }
         Ok(())
+    }
+
+    fn edit_export(&self, document: &mut DocumentMut) -> EditResult<()> {
+        let name = self.text("name");
+        let found = position_of(tables(document, "export"), "name", name);
+        match (self.kind, found) {
+            (MethodKind::Create, Some(_)) => Err(self.exists(name, "another name")),
+            (MethodKind::Create, None) => {
+                let mut table = new_table();
+                table.insert("name", name.into());
+                table.insert("uri", self.text("uri").into());
+                self.set_values(&mut table);
+                array_of_tables(document, "export").push(table);
+                Ok(())
+            }
+            (_, None) => Err(self.not_found(name, &names(tables(document, "export"), "name"))),
+            (_, Some(at)) => {
+                remove_table_with_comment(document, &["export"], &[at]);
+                Ok(())
+            }
+        }
     }
 
     fn set_ana_state(&self, document: &mut DocumentMut, bound: &[SocketAddr]) -> EditResult<()> {

@@ -6,6 +6,7 @@ use toml::Spanned;
 
 use super::allowed_host::AllowedHost;
 use super::connection_limits::LimitsTable;
+use super::nbd_exports::{ExportTable, NbdTable};
 use super::rate_limits::RateLimitsTable;
 use super::{ConfigError, migrate};
 
@@ -27,6 +28,9 @@ pub(super) struct ConfigFile {
     pub(super) device: Vec<DeviceTable>,
     #[serde(default)]
     pub(super) subsystem: Vec<SubsystemTable>,
+    pub(super) nbd: Option<Spanned<NbdTable>>,
+    #[serde(default)]
+    pub(super) export: Vec<ExportTable>,
 }
 
 #[derive(Debug, Deserialize)]

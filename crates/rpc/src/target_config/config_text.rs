@@ -10,7 +10,9 @@ use tenmil_serve::tcp::{HostRights, NamespaceSelection};
 use toml_edit::Value;
 
 use super::security::TLS_NAMES;
-use super::{HostSecurityConfig, HostsConfig, ListenerConfig, SubsystemConfig, TargetConfig};
+use super::{
+    HostSecurityConfig, HostsConfig, ListenerConfig, NbdConfig, SubsystemConfig, TargetConfig,
+};
 
 impl TargetConfig {
     /// The configuration as the text of a file. It has no named devices: a configuration with these comes
@@ -33,7 +35,51 @@ impl TargetConfig {
         self.write_limits(&mut text);
         self.listeners.iter().for_each(|listener| write_listener(listener, &mut text));
         self.subsystems.iter().for_each(|subsystem| self.write_subsystem(subsystem, &mut text));
+        self.write_exports(&mut text);
         text.trim_start().to_owned()
+    }
+
+    fn write_exports(&self, text: &mut String) {
+        let NbdConfig { connections, connections_per_address, idle_timeout, .. } = &self.nbd;
+        let files = [
+            ("tls-certificate", &self.nbd.tls_certificate),
+            ("tls-key", &self.nbd.tls_key),
+            ("tls-client-ca", &self.nbd.tls_client_ca),
+            ("tls-psk", &self.nbd.tls_psk),
+        ];
+        let mut keys = String::new();
+        for (key, file) in files {
+            if let Some(file) = file {
+                let _ = writeln!(keys, "{key} = {}", quoted(&file.display().to_string()));
+            }
+        }
+        if let Some(span) = idle_timeout {
+            let _ = writeln!(keys, "idle-timeout = \"{}s\"", span.ns / 1_000_000_000);
+        }
+        for (key, count) in
+            [("connections", connections), ("connections-per-address", connections_per_address)]
+        {
+            if let Some(count) = count {
+                let _ = writeln!(keys, "{key} = {count}");
+            }
+        }
+        if !keys.is_empty() {
+            let _ = write!(text, "\n[nbd]\n{keys}");
+        }
+        for export in &self.exports {
+            let (name, uri) = (quoted(&export.name), quoted(&export.uri.to_string()));
+            let listen = list(export.listeners.iter().map(ToString::to_string));
+            let _ = writeln!(text, "\n[[export]]\nname = {name}\nuri = {uri}\nlisten = {listen}");
+            for (key, is_set) in [
+                ("read-only", export.is_read_only),
+                ("allow-resize", export.allows_resize),
+                ("allow-remote-write", export.allows_remote_write),
+            ] {
+                if is_set {
+                    let _ = writeln!(text, "{key} = true");
+                }
+            }
+        }
     }
 
     fn write_limits(&self, text: &mut String) {
@@ -249,6 +295,15 @@ ana-state = "inaccessible"
 [[subsystem]]
 nqn = "nqn.2026-01.org.example:open"
 allow-any-host = true
+[nbd]
+tls-psk = "/etc/tenmil/nbd.psk"
+idle-timeout = "15m"
+connections = 8
+[[export]]
+name = "an image"
+uri = "ram:1m"
+listen = ["nbd:/run/a b.sock", "nbds://192.0.2.1:10809"]
+allow-resize = true
 "#;
         let read = TargetConfig::parse(text).unwrap();
         let mut again = TargetConfig::parse(&read.to_text()).unwrap();

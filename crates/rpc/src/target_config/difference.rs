@@ -7,7 +7,8 @@
 //! ```
 
 use super::{
-    HostSecurityConfig, HostsConfig, ListenerConfig, NamespaceConfig, SubsystemConfig, TargetConfig,
+    ExportConfig, HostSecurityConfig, HostsConfig, ListenerConfig, NamespaceConfig,
+    SubsystemConfig, TargetConfig,
 };
 
 impl TargetConfig {
@@ -22,6 +23,7 @@ impl TargetConfig {
             ("referrals", self.referrals != after.referrals),
             ("limits", self.limits != after.limits),
             ("discovery", self.discovery != after.discovery),
+            ("nbd", self.nbd != after.nbd),
             ("slow-io", self.slow_io != after.slow_io),
         ];
         lines.extend(changed_keys("the target", &settings));
@@ -40,7 +42,32 @@ impl TargetConfig {
             let hosts = listed_hosts(&new.hosts).iter();
             lines.extend(hosts.map(|host| format!("+ host {host} of {}", new.nqn)));
         }
+        self.add_exports(after, &mut lines);
         lines
+    }
+
+    fn add_exports(&self, after: &Self, lines: &mut Vec<String>) {
+        let text = |one: &ExportConfig| format!("export {}: {:#}", one.name, one.uri);
+        for gone in &self.exports {
+            match after.exports.iter().find(|one| one.name == gone.name) {
+                None => lines.push(format!("- {}", text(gone))),
+                // Another device is another export.
+                Some(now) if now.uri != gone.uri => {
+                    lines.extend([format!("- {}", text(gone)), format!("+ {}", text(now))]);
+                }
+                Some(now) => {
+                    let settings = [
+                        ("read-only", gone.is_read_only != now.is_read_only),
+                        ("allow-resize", gone.allows_resize != now.allows_resize),
+                        ("allow-remote-write", gone.allows_remote_write != now.allows_remote_write),
+                        ("listen", gone.listeners != now.listeners),
+                    ];
+                    lines.extend(changed_keys(&format!("export {}", now.name), &settings));
+                }
+            }
+        }
+        let is_new = |one: &&ExportConfig| self.exports.iter().all(|old| old.name != one.name);
+        lines.extend(after.exports.iter().filter(is_new).map(|one| format!("+ {}", text(one))));
     }
 
     fn add_listeners(&self, after: &Self, lines: &mut Vec<String>) {

@@ -33,6 +33,16 @@ struct DeviceUse {
     line: IgnoredLineNumber,
     part: DevicePart,
     only_reads: bool,
+    user: DeviceUser,
+    /// The device of the user, which the named one is a part of.
+    whole: Option<Uri>,
+}
+
+/// What uses a device. A namespace and an export may have the same one: it is opened once for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeviceUser {
+    Namespace,
+    Export,
 }
 
 /// Part of a device that is used.
@@ -75,9 +85,13 @@ impl NamedDevices {
         uri: Uri,
         line: IgnoredLineNumber,
         only_reads: bool,
+        user: DeviceUser,
     ) -> Result<Uri, String> {
         let before = self.uses.len();
         let resolved = self.expand_uri(uri, line, only_reads)?;
+        for one in &mut self.uses[before..] {
+            (one.user, one.whole) = (user, Some(resolved.clone()));
+        }
         // Nested names may exceed the limit of stacked devices.
         resolved.to_string().parse::<Uri>().map_err(|why| why.to_string())?;
         let (earlier, new) = self.uses.split_at(before);
@@ -103,7 +117,8 @@ impl NamedDevices {
         if uri.scheme() == SCHEME {
             let named = self.expand_name(&uri)?;
             let name = named.path().to_owned();
-            self.uses.push(DeviceUse { name, line, part: DevicePart::Whole, only_reads });
+            let (part, user) = (DevicePart::Whole, DeviceUser::Namespace);
+            self.uses.push(DeviceUse { name, line, part, only_reads, user, whole: None });
             return Ok(named);
         }
         let only_reads = only_reads && !uri.writes_when_read_only();
@@ -150,9 +165,10 @@ impl NamedDevices {
 impl DeviceUse {
     /// Whether one of the uses may write to what the other one uses.
     fn conflicts_with(&self, other: &Self) -> bool {
-        self.name == other.name
-            && !(self.only_reads && other.only_reads)
-            && !self.part.is_disjoint(other.part)
+        let is_same_device = self.user != other.user && self.whole == other.whole;
+        let may_overlap = self.name == other.name && !self.part.is_disjoint(other.part);
+        let has_writer = !(self.only_reads && other.only_reads);
+        may_overlap && has_writer && !is_same_device
     }
 }
 

@@ -11,6 +11,7 @@ use tenmil_wire::nbd::{BlockStatusExtent, ErrorCode, ServerGreeting};
 use super::buffer_pool::BufferPool;
 use super::connection_memory::{ConnectionMemory, subsegment};
 use super::export::Export;
+use super::export_set::OfferedExports;
 use super::negotiation::{FLAGS, Negotiation, NegotiationStep};
 use super::receive_buffer::ReceiveBuffer;
 use super::send_queue::SendQueue;
@@ -20,7 +21,10 @@ use super::transmission::{NbdStats, SlowQuery, SlowRequest, Transmission};
 /// segments that the connection names, and requests between the connection and an I/O channel.
 #[derive(Debug)]
 pub struct Connection {
-    export: Arc<Export>,
+    /// Exports that the client may select.
+    offered: OfferedExports,
+    /// The one that it has selected.
+    selected: Option<Arc<Export>>,
     regions: RegionTable,
     layout: ConnectionMemory,
     /// Shared pool that memory for large requests is leased from.
@@ -94,32 +98,41 @@ impl Connection {
         memory: Segment,
         pool: Arc<BufferPool>,
     ) -> Self {
+        Self::with_greeting(OfferedExports::One(export), regions, memory, pool)
+    }
+
+    fn with_greeting(
+        offered: OfferedExports,
+        regions: RegionTable,
+        memory: Segment,
+        pool: Arc<BufferPool>,
+    ) -> Self {
         let mut connection =
-            Self::with_negotiation(export, regions, memory, pool, Negotiation::new());
+            Self::with_negotiation(offered, regions, memory, pool, Negotiation::new());
         connection.queue_negotiation_bytes(&ServerGreeting { flags: FLAGS }.to_bytes());
         connection
     }
 
     /// Creates a connection that begins at `start`.
     pub(super) fn starting_at(
-        export: Arc<Export>,
+        offered: OfferedExports,
         regions: RegionTable,
         memory: Segment,
         pool: Arc<BufferPool>,
         start: NegotiationStart,
     ) -> Self {
         match start {
-            NegotiationStart::Greeting => Self::new(export, regions, memory, pool),
+            NegotiationStart::Greeting => Self::with_greeting(offered, regions, memory, pool),
             #[cfg(feature = "tls")]
             NegotiationStart::Secure(flags) => {
                 let negotiation = Negotiation::after_start_tls(flags);
-                Self::with_negotiation(export, regions, memory, pool, negotiation)
+                Self::with_negotiation(offered, regions, memory, pool, negotiation)
             }
             #[cfg(feature = "tls")]
             NegotiationStart::Plaintext(received) => {
                 let negotiation = Negotiation::without_tls();
                 let mut connection =
-                    Self::with_negotiation(export, regions, memory, pool, negotiation);
+                    Self::with_negotiation(offered, regions, memory, pool, negotiation);
                 connection.push_received(&received);
                 connection
             }
@@ -138,7 +151,7 @@ impl Connection {
     }
 
     fn with_negotiation(
-        export: Arc<Export>,
+        offered: OfferedExports,
         regions: RegionTable,
         memory: Segment,
         pool: Arc<BufferPool>,
@@ -146,7 +159,8 @@ impl Connection {
     ) -> Self {
         let layout = ConnectionMemory::new(memory);
         Self {
-            export,
+            offered,
+            selected: None,
             regions,
             layout,
             pool,
@@ -263,11 +277,12 @@ impl Connection {
     fn step_negotiation(&mut self) -> usize {
         let mut count = 0;
         let mut words = Vec::new();
+        let exports = self.offered.list();
         // Each option reply reuses one buffer, so the previous one must have been sent.
         while self.outbox.is_empty() && self.close_mode.is_none() {
             let ConnectionState::Negotiation(negotiation) = &mut self.phase else { return count };
             words.clear();
-            let step = negotiation.step(&mut self.inbox, &self.regions, &self.export, &mut words);
+            let step = negotiation.step(&mut self.inbox, &self.regions, &exports, &mut words);
             if !words.is_empty() {
                 self.queue_negotiation_bytes(&words);
             }
@@ -278,8 +293,9 @@ impl Connection {
                     self.client_close = Some(ClientCloseReason::NoExport);
                     self.close(CloseMode::InOrder);
                 }
-                NegotiationStep::Selected(options) => {
-                    let (export, regions) = (Arc::clone(&self.export), self.regions.clone());
+                NegotiationStep::Selected(options, export) => {
+                    let (regions, selected) = (self.regions.clone(), Arc::clone(&export));
+                    self.selected = Some(selected);
                     let pool = Arc::clone(&self.pool);
                     let transmission =
                         Transmission::new(export, options, regions, self.layout, pool);
@@ -296,6 +312,11 @@ impl Connection {
     #[inline]
     pub fn can_step(&self) -> bool {
         self.may_step
+    }
+
+    /// The export that the client has selected.
+    pub(super) fn selected_export(&self) -> Option<&Arc<Export>> {
+        self.selected.as_ref()
     }
 
     /// Whether the client has not selected an export yet.

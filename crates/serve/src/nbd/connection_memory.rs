@@ -25,7 +25,8 @@ pub(super) const LARGE_BYTES: u32 = 256 << 10;
 pub(super) const SMALL_BYTES: u32 = 16 << 10;
 
 const INBOX_BYTES: u32 = 128 << 10;
-const REPLIES_BYTES: u32 = 64 << 10;
+/// Buffer for the replies to an option.
+pub(super) const REPLIES_BYTES: u32 = 64 << 10;
 const HEADER_BYTES: u32 = 256;
 /// Number of large buffers that a connection owns.
 const OWN_COUNT: u16 = 4;

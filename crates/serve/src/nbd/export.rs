@@ -25,8 +25,8 @@ pub struct Export {
 const PREFERRED_BYTES: u32 = 4096;
 
 impl Export {
-    /// Creates an export of a device with these limits. Clients select it by `name` or by the empty
-    /// name.
+    /// Creates an export of a device with these limits. Clients select it by `name`, or by the empty
+    /// name if it is the only one.
     ///
     /// # Errors
     ///
@@ -144,11 +144,6 @@ impl Export {
     /// Transmission flags, with or without structured replies.
     pub fn transmission_flags(&self, structured: bool) -> TransmissionFlags {
         self.flags.union_if(structured, TransmissionFlags::SEND_DF)
-    }
-
-    /// Whether `name` selects this export.
-    pub(super) fn has_name(&self, name: &str) -> bool {
-        name.is_empty() || name == self.name
     }
 }
 

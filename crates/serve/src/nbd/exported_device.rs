@@ -16,6 +16,7 @@ use tenmil_reactor::ThreadHandle;
 use super::export::Export;
 use super::session_handle::{ConnectionSample, SessionCommand, SessionHandle};
 use super::slow_io::ExportSlowIo;
+use super::transmission::NbdStats;
 
 /// Block device behind an export. It holds one claim on the device: exclusive for writing, or
 /// shared for reading. Every connection opens an I/O channel of its own.
@@ -30,6 +31,8 @@ pub struct ExportedDevice {
     sessions: Mutex<Vec<SessionEntry>>,
     connections: AtomicU64,
     slow_io: ExportSlowIo,
+    /// Requests of ended connections, if the statistics of the device include those of other servers.
+    own_counters: Option<Mutex<NbdStats>>,
 }
 
 /// Configuration of an export.
@@ -53,7 +56,7 @@ pub struct ExportConfig<'a> {
 }
 
 /// Session and the handle that wakes its light thread.
-struct SessionEntry {
+pub(super) struct SessionEntry {
     session: Arc<SessionHandle>,
     thread: Option<ThreadHandle>,
 }
@@ -118,7 +121,15 @@ impl ExportedDevice {
             sessions: Mutex::default(),
             connections: AtomicU64::new(0),
             slow_io: ExportSlowIo::default(),
+            own_counters: None,
         })
+    }
+
+    /// Counts the requests of its own clients, for a device that another server exports too. They have no
+    /// latencies then.
+    #[must_use]
+    pub fn with_own_counters(self) -> Self {
+        Self { own_counters: Some(Mutex::default()), ..self }
     }
 
     /// Export properties that clients see.
@@ -143,7 +154,10 @@ impl ExportedDevice {
 
     /// I/O statistics of all connections together, including closed ones.
     pub fn io_stats(&self) -> IoStats {
-        self.device.statistics()
+        let Some(ended) = &self.own_counters else { return self.device.statistics() };
+        let mut sum = *ended.lock().unwrap_or_else(PoisonError::into_inner);
+        self.connections().iter().for_each(|connection| sum.add(&connection.done));
+        sum.to_io_stats()
     }
 
     /// Slow requests, and the time from which they are.
@@ -230,29 +244,41 @@ impl ExportedDevice {
         }
     }
 
-    /// Allocates a connection id.
-    pub(super) fn allocate_connection_id(&self) -> u64 {
-        self.connections.fetch_add(1, Ordering::Relaxed)
+    /// The device in the block layer.
+    pub fn device(&self) -> &Bdev {
+        &self.device
     }
 
     /// Registers a session.
-    pub(super) fn add_session(&self, session: Arc<SessionHandle>) {
-        self.sessions().push(SessionEntry { session, thread: None });
+    pub(super) fn add_session(&self, entry: SessionEntry) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        self.sessions().push(entry);
+    }
+
+    /// Removes a session and returns it.
+    pub(super) fn take_session(&self, connection: u64) -> Option<SessionEntry> {
+        let mut sessions = self.sessions();
+        let at = sessions.iter().position(|entry| entry.id() == connection)?;
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+        Some(sessions.remove(at))
     }
 
     /// Sets the handle that wakes the session.
-    pub(super) fn set_session_thread(&self, connection: u64, thread: ThreadHandle) {
+    pub(super) fn set_session_thread(&self, connection: u64, thread: &ThreadHandle) {
         let mut sessions = self.sessions();
-        if let Some(entry) = sessions.iter_mut().find(|entry| entry.session.id() == connection) {
-            // Deliver commands that were sent before the session could be woken.
-            thread.notify_reactor();
-            entry.thread = Some(thread);
+        if let Some(entry) = sessions.iter_mut().find(|entry| entry.id() == connection) {
+            entry.set_thread(thread.clone());
         }
     }
 
     /// Removes a session.
     pub(super) fn remove_session(&self, connection: u64) {
-        self.sessions().retain(|entry| entry.session.id() != connection);
+        let mut sessions = self.sessions();
+        let Some(at) = sessions.iter().position(|entry| entry.id() == connection) else { return };
+        let removed = sessions.remove(at);
+        if let Some(ended) = &self.own_counters {
+            ended.lock().unwrap_or_else(PoisonError::into_inner).add(&removed.sample().done);
+        }
     }
 
     fn sessions(&self) -> MutexGuard<'_, Vec<SessionEntry>> {
@@ -261,7 +287,25 @@ impl ExportedDevice {
 }
 
 impl SessionEntry {
-    fn send_command(&self, command: SessionCommand) {
+    pub(super) fn new(session: Arc<SessionHandle>) -> Self {
+        Self { session, thread: None }
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.session.id()
+    }
+
+    pub(super) fn sample(&self) -> ConnectionSample {
+        self.session.sample()
+    }
+
+    /// Sets the handle that wakes the session, and delivers commands that were sent before.
+    pub(super) fn set_thread(&mut self, thread: ThreadHandle) {
+        thread.notify_reactor();
+        self.thread = Some(thread);
+    }
+
+    pub(super) fn send_command(&self, command: SessionCommand) {
         self.session.send_command(command);
         if let Some(thread) = &self.thread {
             thread.notify_reactor();

@@ -1,5 +1,7 @@
 //! NBD negotiation: options and replies until the client has selected an export.
 
+use std::sync::Arc;
+
 use tenmil_base::Memory;
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::handshake::{EXPORT_NAME_ZEROES, export_name_reply};
@@ -13,6 +15,7 @@ use tenmil_wire::nbd::{
 };
 
 use super::export::Export;
+use super::export_set::find_export;
 use super::receive_buffer::ReceiveBuffer;
 
 /// Result of the negotiation.
@@ -60,14 +63,14 @@ enum NegotiationState {
 }
 
 /// Result of one negotiation step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum NegotiationStep {
     /// More bytes must be received first.
     Nothing,
     /// An option was replied to or a part of the input was consumed.
     Step,
-    /// The client has selected the export.
-    Selected(NegotiatedOptions),
+    /// The client has selected this export.
+    Selected(NegotiatedOptions, Arc<Export>),
     /// The connection closes once the reply has been sent.
     Abort,
 }
@@ -78,6 +81,9 @@ pub(super) const FLAGS: HandshakeFlags =
 
 /// Id of the only metadata context, `base:allocation`.
 pub(super) const ALLOCATION: u32 = 1;
+
+/// Longest list of exports, without the header of its last entry and the acknowledgment.
+const LIST_BYTES_MAX: usize = (super::connection_memory::REPLIES_BYTES - 1024) as usize;
 
 /// Longest option data that is parsed; two strings of the longest size and more fit.
 pub(super) const DATA_BYTES_MAX: u32 = 32 << 10;
@@ -114,7 +120,7 @@ impl Negotiation {
         &mut self,
         inbox: &mut ReceiveBuffer,
         regions: &RegionTable,
-        export: &Export,
+        exports: &[Arc<Export>],
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         match self.awaits {
@@ -130,7 +136,7 @@ impl Negotiation {
                     return NegotiationStep::Abort;
                 }
                 self.awaits = NegotiationState::Option;
-                self.reply_to_option(header.option, &data, export, out)
+                self.reply_to_option(header.option, &data, exports, out)
             }
             NegotiationState::DiscardOption { option, left_bytes } => {
                 let taken = inbox.consume(left_bytes).len_bytes;
@@ -193,7 +199,7 @@ impl Negotiation {
         &mut self,
         option: OptionCode,
         data: &[u8],
-        export: &Export,
+        exports: &[Arc<Export>],
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         // Data of an option without data are an error and are not ignored ("Option types").
@@ -207,26 +213,24 @@ impl Negotiation {
             return NegotiationStep::Step;
         }
         match option {
-            OptionCode::EXPORT_NAME => self.handle_export_name(data, export, out),
+            OptionCode::EXPORT_NAME => self.handle_export_name(data, exports, out),
             OptionCode::ABORT => {
                 write_ack(option, out);
                 NegotiationStep::Abort
             }
             OptionCode::LIST => {
-                emit_option_reply(option, OptionReplyCode::SERVER, out, |out| {
-                    emit_server_reply_data(export.name(), export.description(), out);
-                });
+                write_list(exports, out);
                 write_ack(option, out);
                 NegotiationStep::Step
             }
-            OptionCode::INFO | OptionCode::GO => self.handle_info(option, data, export, out),
+            OptionCode::INFO | OptionCode::GO => self.handle_info(option, data, exports, out),
             OptionCode::STRUCTURED_REPLY => {
                 self.options.structured = true;
                 write_ack(option, out);
                 NegotiationStep::Step
             }
             OptionCode::LIST_META_CONTEXT | OptionCode::SET_META_CONTEXT => {
-                self.handle_meta_context(option, data, export, out);
+                self.handle_meta_context(option, data, exports, out);
                 NegotiationStep::Step
             }
             OptionCode::STARTTLS => {
@@ -252,13 +256,14 @@ impl Negotiation {
     fn handle_export_name(
         &self,
         data: &[u8],
-        export: &Export,
+        exports: &[Arc<Export>],
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         // The option has no error reply ("Option types", NBD_OPT_EXPORT_NAME).
-        if !core::str::from_utf8(data).is_ok_and(|name| export.has_name(name)) {
+        let name = core::str::from_utf8(data).ok();
+        let Some(export) = name.and_then(|name| find_export(exports, name)) else {
             return NegotiationStep::Abort;
-        }
+        };
         out.extend(export_name_reply(
             export.size_bytes(),
             export.transmission_flags(self.options.structured),
@@ -266,26 +271,26 @@ impl Negotiation {
         if !self.no_zeroes {
             out.extend([0; EXPORT_NAME_ZEROES]);
         }
-        NegotiationStep::Selected(self.options)
+        NegotiationStep::Selected(self.options, Arc::clone(export))
     }
 
     fn handle_info(
         &self,
         option: OptionCode,
         data: &[u8],
-        export: &Export,
+        exports: &[Arc<Export>],
         out: &mut Vec<u8>,
     ) -> NegotiationStep {
         let query = match InfoOption::parse(data) {
-            Ok(query) if export.has_name(query.name) => query,
-            Ok(query) => {
-                write_unknown_export(option, query.name, export, out);
-                return NegotiationStep::Step;
-            }
+            Ok(query) => query,
             Err(why) => {
                 write_invalid_option(option, why, out);
                 return NegotiationStep::Step;
             }
+        };
+        let Some(export) = find_export(exports, query.name) else {
+            write_unknown_export(option, query.name, exports, out);
+            return NegotiationStep::Step;
         };
         let mut event_sender = |info: InfoReply<'_>| {
             emit_option_reply(option, OptionReplyCode::INFO, out, |out| info.emit(out));
@@ -308,7 +313,7 @@ impl Negotiation {
         }
         write_ack(option, out);
         if option == OptionCode::GO {
-            NegotiationStep::Selected(self.options)
+            NegotiationStep::Selected(self.options, Arc::clone(export))
         } else {
             NegotiationStep::Step
         }
@@ -318,7 +323,7 @@ impl Negotiation {
         &mut self,
         option: OptionCode,
         data: &[u8],
-        export: &Export,
+        exports: &[Arc<Export>],
         out: &mut Vec<u8>,
     ) {
         let lists = option == OptionCode::LIST_META_CONTEXT;
@@ -327,8 +332,8 @@ impl Negotiation {
             self.options.allocation = false;
         }
         let query = match MetaContextOption::parse(data) {
-            Ok(query) if export.has_name(query.name) => query,
-            Ok(query) => return write_unknown_export(option, query.name, export, out),
+            Ok(query) if find_export(exports, query.name).is_some() => query,
+            Ok(query) => return write_unknown_export(option, query.name, exports, out),
             Err(why) => return write_invalid_option(option, why, out),
         };
         if !self.options.structured {
@@ -358,6 +363,22 @@ fn write_ack(option: OptionCode, out: &mut Vec<u8>) {
     emit_option_reply(option, OptionReplyCode::ACK, out, |_| {});
 }
 
+/// Lists the exports, as many as the buffer of the replies holds; the others can be selected all the same.
+fn write_list(exports: &[Arc<Export>], out: &mut Vec<u8>) {
+    for export in exports {
+        let (name, mut description) = (export.name(), export.description());
+        if out.len() + name.len() + description.len() > LIST_BYTES_MAX {
+            description = "";
+        }
+        if out.len() + name.len() > LIST_BYTES_MAX {
+            return;
+        }
+        emit_option_reply(OptionCode::LIST, OptionReplyCode::SERVER, out, |out| {
+            emit_server_reply_data(name, description, out);
+        });
+    }
+}
+
 fn write_option_error(option: OptionCode, kind: OptionReplyCode, why: &str, out: &mut Vec<u8>) {
     emit_option_reply(option, kind, out, |out| out.extend(format!("{option}: {why}").into_bytes()));
 }
@@ -366,9 +387,25 @@ fn write_invalid_option(option: OptionCode, why: ParseError, out: &mut Vec<u8>) 
     write_option_error(option, OptionReplyCode::ERR_INVALID, &why.to_string(), out);
 }
 
-fn write_unknown_export(option: OptionCode, name: &str, export: &Export, out: &mut Vec<u8>) {
+fn write_unknown_export(
+    option: OptionCode,
+    name: &str,
+    exports: &[Arc<Export>],
+    out: &mut Vec<u8>,
+) {
     let short = |name: &str| name.chars().take(200).collect::<String>();
-    let (found, expected) = (short(name), short(export.name()));
-    let text = format!("no export `{found}`, expected `{expected}` or none");
+    let found = short(name);
+    let expected = match exports {
+        [] => "one that exists: there is none now".to_owned(),
+        [only] => format!("`{}` or none", short(only.name())),
+        [first, others @ ..] => {
+            format!(
+                "`{}` or one of {} others, which NBD_OPT_LIST lists",
+                short(first.name()),
+                others.len()
+            )
+        }
+    };
+    let text = format!("no export `{found}`, expected {expected}");
     write_option_error(option, OptionReplyCode::ERR_UNKNOWN, &text, out);
 }

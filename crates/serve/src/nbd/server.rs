@@ -23,9 +23,10 @@ use tenmil_reactor::{PollerBuilder, Registry, ThreadBuilder};
 use super::buffer_pool::{BufferPool as Memory, POOL_BYTES};
 use super::connection::NegotiationStart;
 use super::connection_memory::MEMORY_BYTES;
+use super::export_set::{ExportSet, OfferedExports};
 use super::exported_device::ExportedDevice;
 use super::session::{Session, SessionParts};
-use super::session_handle::{NbdEvent, SessionHandle};
+use super::session_handle::{ExportEvent, NbdEvent, SessionHandle};
 use super::session_stream::SessionStream;
 use super::slow_query::SlowQueries;
 use super::tls_config::NbdTls;
@@ -36,8 +37,8 @@ use crate::peer_network::connection_limit_key_of_peer;
 pub struct ServerConfig {
     /// Listeners.
     pub listen_sockets: Vec<StreamListener>,
-    /// Exported device.
-    pub exported_device: Arc<ExportedDevice>,
+    /// Exports, which all of these listeners offer.
+    pub exports: Vec<Arc<ExportedDevice>>,
     /// Region table for connection memory: one region per connection, and one for the shared pool.
     pub regions: RegionTable,
     /// Reactors that run the sessions.
@@ -58,28 +59,46 @@ pub struct ServerConfig {
 /// Running server. Dropping it stops accepting; sessions continue until their clients disconnect or
 /// the reactors stop.
 pub struct Server {
-    acceptor: Acceptor,
-    events: Receiver<NbdEvent>,
+    /// Accept threads by listener number.
+    acceptors: BTreeMap<u16, Acceptor>,
+    /// Threads that handle the events of the devices, by export name.
+    watchers: BTreeMap<String, Acceptor>,
+    starter: Arc<SessionStarter>,
+    events: Receiver<ExportEvent>,
+    #[cfg(feature = "tls")]
+    handshakes: Option<Arc<tls_handshakes::TlsHandshakes>>,
     /// Certificate and keys, if it has TLS.
     #[cfg(feature = "tls")]
     credentials: Option<tls_handshakes::TlsCredentials>,
 }
 
-/// State of the accept thread.
+/// State of the accept thread of a listener.
 struct AcceptState {
     starter: Arc<SessionStarter>,
+    /// Number of the listener.
+    listener: u16,
+    /// Whether its clients must use TLS.
     #[cfg(feature = "tls")]
-    handshakes: Option<tls_handshakes::TlsHandshakes>,
+    requires_tls: bool,
+    #[cfg(feature = "tls")]
+    handshakes: Option<Arc<tls_handshakes::TlsHandshakes>>,
+}
+
+/// State of the thread that handles the events of a device.
+struct DeviceWatcher {
+    starter: Arc<SessionStarter>,
+    device: Arc<ExportedDevice>,
 }
 
 /// What starts sessions, on the accept thread or that of TLS handshakes.
 struct SessionStarter {
     config: ServerConfig,
+    exports: ExportSet,
     pool: Arc<ThreadPool>,
     /// Pool for large requests of all connections.
     memory: Arc<Memory>,
     leased: Arc<ConnectionCounter>,
-    event_sender: Mutex<Sender<NbdEvent>>,
+    event_sender: Mutex<Sender<ExportEvent>>,
 }
 
 /// Memory of a connection, freed on drop.
@@ -126,7 +145,7 @@ impl Server {
     pub fn start(mut config: ServerConfig) -> io::Result<Self> {
         let (event_sender, events) = channel();
         let listen_sockets = std::mem::take(&mut config.listen_sockets);
-        let exported_device = Arc::clone(&config.exported_device);
+        let exports = std::mem::take(&mut config.exports);
         let pool = Arc::new(ThreadPool::new(QUERY_THREADS, QUESTIONS_MAX));
         let memory = Memory::new(&config.regions, POOL_BYTES)
             .map_err(|error| io::Error::other(error.to_string()))?;
@@ -134,6 +153,7 @@ impl Server {
         let tls = config.tls.take();
         let starter = SessionStarter {
             config,
+            exports: ExportSet::default(),
             pool,
             memory,
             leased: Arc::default(),
@@ -144,37 +164,121 @@ impl Server {
         if tls.is_some() {
             return Err(io::Error::new(io::ErrorKind::Unsupported, WITHOUT_TLS));
         }
+        let required: Vec<bool> = tls.as_ref().map(|tls| tls.required.clone()).unwrap_or_default();
         #[cfg(feature = "tls")]
         let (credentials, handshakes) = match tls {
             None => (None, None),
             Some(tls) => {
                 let credentials = tls_handshakes::TlsCredentials::new(&tls)
                     .map_err(|error| io::Error::other(error.to_string()))?;
-                let handshakes = tls_handshakes::TlsHandshakes::start(
-                    &starter,
-                    tls.required,
-                    credentials.clone(),
-                )?;
-                (Some(credentials), Some(handshakes))
+                let handshakes =
+                    tls_handshakes::TlsHandshakes::start(&starter, credentials.clone())?;
+                (Some(credentials), Some(Arc::new(handshakes)))
             }
         };
-        let handler = AcceptState {
-            #[cfg(feature = "tls")]
-            handshakes,
+        let mut server = Self {
+            acceptors: BTreeMap::new(),
+            watchers: BTreeMap::new(),
             starter,
-        };
-        let acceptor = Acceptor::start(
-            "nbd",
-            listen_sockets,
-            exported_device.descriptor().event_fd(),
-            handler,
-        )?;
-        Ok(Self {
-            acceptor,
             events,
             #[cfg(feature = "tls")]
+            handshakes,
+            #[cfg(feature = "tls")]
             credentials,
-        })
+        };
+        let listeners: Vec<u16> = (0..).take(listen_sockets.len()).collect();
+        for device in exports {
+            server
+                .add_export(device, listeners.clone())
+                .map_err(|error| io::Error::other(error.to_string()))?;
+        }
+        for (number, socket) in listeners.into_iter().zip(listen_sockets) {
+            let requires_tls = required.get(usize::from(number)).copied().unwrap_or(false);
+            server.open_listener(socket, number, requires_tls)?;
+        }
+        Ok(server)
+    }
+
+    /// Starts accepting on another listener. Its clients must use TLS if `requires_tls`, and may if the
+    /// server has it.
+    ///
+    /// # Errors
+    ///
+    /// The error of the kernel, or `Unsupported` if TLS is required and the server has none.
+    pub fn open_listener(
+        &mut self,
+        socket: StreamListener,
+        number: u16,
+        requires_tls: bool,
+    ) -> io::Result<()> {
+        if requires_tls && !self.has_tls() {
+            let text =
+                "the server has no certificate and no key, expected one: its clients must use TLS";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        let handler = AcceptState {
+            starter: Arc::clone(&self.starter),
+            listener: number,
+            #[cfg(feature = "tls")]
+            requires_tls,
+            #[cfg(feature = "tls")]
+            handshakes: self.handshakes.clone(),
+        };
+        self.acceptors.insert(number, Acceptor::start("nbd", vec![socket], None, handler)?);
+        Ok(())
+    }
+
+    /// Stops accepting on a listener. Its connections stay.
+    pub fn close_listener(&mut self, number: u16) {
+        self.acceptors.remove(&number);
+    }
+
+    /// Adds an export, which these listeners offer.
+    ///
+    /// # Errors
+    ///
+    /// If an export has that name, or the kernel has no more threads.
+    pub fn add_export(
+        &mut self,
+        device: Arc<ExportedDevice>,
+        listeners: Vec<u16>,
+    ) -> Result<(), Error> {
+        let name = device.export().name().to_owned();
+        self.starter.exports.add(Arc::clone(&device), listeners)?;
+        let watcher =
+            DeviceWatcher { starter: Arc::clone(&self.starter), device: Arc::clone(&device) };
+        let event_fd = device.descriptor().event_fd();
+        match Acceptor::start("nbd-device", Vec::new(), event_fd, watcher) {
+            Ok(watcher) => {
+                self.watchers.insert(name, watcher);
+                Ok(())
+            }
+            Err(error) => {
+                self.starter.exports.remove(&name);
+                Err(Error::environment(error))
+            }
+        }
+    }
+
+    /// Removes an export, and disconnects its clients after their outstanding requests. The device closes
+    /// when the last of them has gone and the result is dropped.
+    pub fn remove_export(&mut self, name: &str) -> Option<Arc<ExportedDevice>> {
+        let removed = self.starter.exports.remove(name);
+        self.watchers.remove(name);
+        removed
+    }
+
+    /// The exports.
+    #[must_use]
+    pub fn exports(&self) -> &ExportSet {
+        &self.starter.exports
+    }
+
+    fn has_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.credentials.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
     }
 
     /// Replaces the certificate and the keys, for clients that connect from now on. Connected clients
@@ -193,28 +297,32 @@ impl Server {
         Err(Error::usage("the server was started without TLS, expected one with it"))
     }
 
-    /// Listen addresses, with ports chosen by the kernel filled in.
-    pub fn addresses(&self) -> &[ListenAddress] {
-        self.acceptor.addresses()
+    /// Listen addresses in the order of their numbers, with ports chosen by the kernel filled in.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<ListenAddress> {
+        self.acceptors.values().flat_map(|acceptor| acceptor.addresses().iter().cloned()).collect()
     }
 
     /// Next event, if any.
     pub fn next_event(&self) -> Option<NbdEvent> {
+        self.next_export_event().map(|next| next.event)
+    }
+
+    /// Next event with the name of its export, if any.
+    pub fn next_export_event(&self) -> Option<ExportEvent> {
         self.events.try_recv().ok()
     }
 }
 
-impl AcceptHandler for AcceptState {
+impl AcceptHandler for DeviceWatcher {
     /// Applies device events to the export and reports them.
     fn handle_device_event(&mut self) {
-        let exported_device = &self.starter.config.exported_device;
-        while let Some(event) = exported_device.descriptor().next_event() {
-            exported_device.handle_event(&event);
+        let device = Arc::clone(&self.device);
+        while let Some(event) = device.descriptor().next_event() {
+            device.handle_event(&event);
             match event {
                 BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
-                    self.emit(NbdEvent::Resized {
-                        size_bytes: exported_device.export().size_bytes(),
-                    });
+                    self.emit(NbdEvent::Resized { size_bytes: device.export().size_bytes() });
                 }
                 BdevEvent::Removed => self.emit(NbdEvent::Removed),
                 BdevEvent::MediumError { lba, blocks } => {
@@ -228,14 +336,8 @@ impl AcceptHandler for AcceptState {
         }
     }
 
-    fn handle_accepted_socket(&mut self, socket: OwnedFd, listener: usize) -> Result<(), Error> {
-        #[cfg(feature = "tls")]
-        if let Some(handshakes) = &self.handshakes {
-            return handshakes.add(socket, listener);
-        }
-        #[cfg(not(feature = "tls"))]
-        let _ = listener;
-        self.starter.start_plaintext(socket, NegotiationStart::Greeting)
+    fn handle_accepted_socket(&mut self, _: OwnedFd, _: usize) -> Result<(), Error> {
+        Ok(())
     }
 
     fn report_error(&self, text: String) {
@@ -243,53 +345,90 @@ impl AcceptHandler for AcceptState {
     }
 }
 
-impl AcceptState {
-    fn emit(&self, new_event: NbdEvent) {
-        self.starter.emit(new_event);
+impl DeviceWatcher {
+    fn emit(&self, event: NbdEvent) {
+        self.starter.emit_of_export(self.device.export().name(), event);
+    }
+}
+
+impl AcceptHandler for AcceptState {
+    fn handle_accepted_socket(&mut self, socket: OwnedFd, _: usize) -> Result<(), Error> {
+        #[cfg(feature = "tls")]
+        if let Some(handshakes) = &self.handshakes {
+            return handshakes.add(socket, self.listener, self.requires_tls);
+        }
+        self.starter.start_plaintext(socket, self.listener, NegotiationStart::Greeting)
+    }
+
+    fn report_error(&self, text: String) {
+        self.starter.emit(NbdEvent::Error(text));
     }
 }
 
 impl SessionStarter {
-    fn emit(&self, new_event: NbdEvent) {
-        // The receiver may be gone; then the event is dropped.
-        let _ = self.lock_event_sender().send(new_event);
+    /// Emits an event of all exports, or of the only one.
+    fn emit(&self, event: NbdEvent) {
+        let devices = self.exports.devices();
+        let name = if let [only] = devices.as_slice() { only.export().name() } else { "" };
+        self.emit_of_export(name, event);
     }
 
-    fn lock_event_sender(&self) -> MutexGuard<'_, Sender<NbdEvent>> {
+    fn emit_of_export(&self, export: &str, event: NbdEvent) {
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.lock_event_sender().send(ExportEvent { export: export.to_owned(), event });
+    }
+
+    fn lock_event_sender(&self) -> MutexGuard<'_, Sender<ExportEvent>> {
         self.event_sender.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the session of a client without TLS.
-    fn start_plaintext(&self, socket: OwnedFd, start: NegotiationStart) -> Result<(), Error> {
+    fn start_plaintext(
+        &self,
+        socket: OwnedFd,
+        listener: u16,
+        start: NegotiationStart,
+    ) -> Result<(), Error> {
         let regions = self.config.regions.clone();
         let stream = SocketStream::new(socket, regions).map_err(Error::environment)?;
         let peer = stream.peer();
-        self.start_session(stream, &peer, start)
+        self.start_session(stream, &peer, listener, start)
     }
 
     fn start_session(
         &self,
         stream: impl SessionStream,
         peer: &str,
+        listener: u16,
         start: NegotiationStart,
     ) -> Result<(), Error> {
-        let ServerConfig { exported_device, regions, reactors, clock, .. } = &self.config;
-        let ServerConfig { connections_max, per_address_max, .. } = &self.config;
-        let medium = exported_device.block_device();
-        let most = (*connections_max).min(medium.channels_max() as usize);
-        let memory_lease =
-            ConnectionMemoryLease::allocate(&self.leased, regions, peer, (most, *per_address_max))?;
-        let id = exported_device.allocate_connection_id();
+        let ServerConfig { regions, reactors, clock, connections_max, per_address_max, .. } =
+            &self.config;
+        let memory_lease = ConnectionMemoryLease::allocate(
+            &self.leased,
+            regions,
+            peer,
+            (*connections_max, *per_address_max),
+        )?;
+        let exports = &self.exports;
+        let id = exports.allocate_connection_id();
         let event_sender = self.lock_event_sender().clone();
         let handle = Arc::new(SessionHandle::new(id, peer.to_owned(), event_sender));
+        let registered = exports.add_session(Arc::clone(&handle), listener);
+        if let Some(only) = &registered {
+            handle.set_export(only.export().name());
+        }
+        let is_registered = registered.is_some();
         let session = Session::new(SessionParts {
             stream,
             start,
-            backend: medium.channel()?,
-            exported_device: Arc::clone(exported_device),
+            offered: OfferedExports::OfListener(exports.clone(), listener),
+            exports: exports.clone(),
+            registered,
+            open_selected: Box::new(|device| device.block_device().channel()),
             handle: Arc::clone(&handle),
             regions: regions.clone(),
-            slow_queries: SlowQueries::new(Arc::clone(exported_device), Arc::clone(&self.pool)),
+            slow_queries: SlowQueries::new(Arc::clone(&self.pool)),
             memory_lease,
             pool: Arc::clone(&self.memory),
             idle_max: self.config.idle_max,
@@ -297,13 +436,15 @@ impl SessionStarter {
         });
         let session = session.map_err(Error::environment)?;
         let poller_wake = session.poller_wake().map_err(Error::environment)?;
-        handle.report_connected();
-        exported_device.add_session(handle);
+        // With several exports it is reported when the client has selected one.
+        if is_registered {
+            handle.report_connected();
+        }
         let registration = PollerBuilder::polled_each_iteration("connection", poller_wake, session);
         let config =
             ThreadBuilder::new(&format!("nbd-{id}")).mailbox_size(MAILBOX).add_poller(registration);
         let thread = reactors.spawn(config).map_err(Error::environment)?;
-        exported_device.set_session_thread(id, thread);
+        exports.set_session_thread(id, &thread);
         Ok(())
     }
 }
@@ -380,7 +521,7 @@ const PER_ADDRESS_MIN: usize = 16;
 
 impl fmt::Debug for Server {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Server").field("acceptor", &self.acceptor).finish_non_exhaustive()
+        out.debug_struct("Server").field("acceptors", &self.acceptors).finish_non_exhaustive()
     }
 }
 

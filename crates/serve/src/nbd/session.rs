@@ -6,7 +6,10 @@ mod tests;
 use std::io;
 use std::sync::Arc;
 
-use tenmil_base::{CompletionBatch, Instant, IoChannel, Span, WakeSource};
+use tenmil_base::{
+    ChannelWakeup, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, OperationSet,
+    Request, Segment, Span, WakeSource,
+};
 use tenmil_dma::RegionTable;
 use tenmil_linux::poll_set::{Interest, PollSet};
 use tenmil_linux::socket_stream::{RecvResult, SocketStream};
@@ -14,6 +17,7 @@ use tenmil_reactor::{Context, DetachReason, MeanLatency, PollResult, Poller, Pol
 
 use super::buffer_pool::BufferPool;
 use super::connection::{ClientCloseReason, Connection, NegotiationStart};
+use super::export_set::{ExportSet, OfferedExports};
 use super::exported_device::ExportedDevice;
 use super::server::ConnectionMemoryLease;
 use super::session_handle::{
@@ -30,6 +34,8 @@ pub(super) struct Session<S: SessionStream = SocketStream> {
     /// First field, so it is dropped first: the drop waits until the device no longer accesses the
     /// memory.
     backend: Box<dyn IoChannel>,
+    /// Opens the device of the selected export, until it has.
+    open_selected: Option<OpenSelectedFn>,
     stream: S,
     connection: Connection,
     results: CompletionBatch,
@@ -61,7 +67,9 @@ pub(super) struct Session<S: SessionStream = SocketStream> {
     /// Why the session ends, as far as the cause is on this side.
     reason: Option<DisconnectReason>,
     handle: Arc<SessionHandle>,
-    exported_device: Arc<ExportedDevice>,
+    exports: ExportSet,
+    /// The export that it is registered with.
+    exported_device: Option<Arc<ExportedDevice>>,
     /// Last field: the memory outlives everything else.
     memory_lease: ConnectionMemoryLease,
 }
@@ -83,8 +91,12 @@ const BACKEND: u64 = 1;
 pub(super) struct SessionParts<S> {
     pub(super) stream: S,
     pub(super) start: NegotiationStart,
-    pub(super) backend: Box<dyn IoChannel>,
-    pub(super) exported_device: Arc<ExportedDevice>,
+    /// Exports that the client may select.
+    pub(super) offered: OfferedExports,
+    pub(super) exports: ExportSet,
+    /// The export that it is registered with.
+    pub(super) registered: Option<Arc<ExportedDevice>>,
+    pub(super) open_selected: OpenSelectedFn,
     pub(super) handle: Arc<SessionHandle>,
     pub(super) regions: RegionTable,
     pub(super) slow_queries: SlowQueries,
@@ -94,13 +106,36 @@ pub(super) struct SessionParts<S> {
     pub(super) now: Instant,
 }
 
+/// Limits of a channel that accepts nothing.
+const NO_LIMITS: Limits = Limits {
+    block_size: 512,
+    metadata_size: 0,
+    block_count: 0,
+    request_blocks_max: 1,
+    segments_max: 1,
+    optimal_boundary_blocks: 0,
+    atomic_write_blocks: 1,
+    depth_max: 0,
+    durability: Durability::NonPersistent,
+    operations: OperationSet::from_operations(&[]),
+};
+
+/// Opens a channel of the selected device.
+pub(super) type OpenSelectedFn =
+    Box<dyn FnOnce(&ExportedDevice) -> Result<Box<dyn IoChannel>, Error> + Send>;
+
+/// Channel of a session whose client has not selected an export: it accepts no request.
+struct NoChannel(Limits);
+
 impl<S: SessionStream> Session<S> {
     pub(super) fn new(parts: SessionParts<S>) -> io::Result<Self> {
         let SessionParts {
             stream,
             start,
-            backend,
-            exported_device,
+            offered,
+            exports,
+            registered,
+            open_selected,
             handle,
             regions,
             slow_queries,
@@ -108,17 +143,14 @@ impl<S: SessionStream> Session<S> {
             ..
         } = parts;
         let SessionParts { pool, idle_max, now, .. } = parts;
-        // One descriptor for both: a poller has a single wake source.
+        // One descriptor for the socket and the channel: a poller has a single wake source.
         let watch = PollSet::new()?;
         stream.watch(&watch, SOCKET)?;
-        if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
-            watch.add(descriptor, BACKEND, READABLE)?;
-        }
-        let export = Arc::clone(exported_device.export());
         let memory = memory_lease.memory();
-        let connection = Connection::starting_at(export, regions, memory, pool, start);
+        let connection = Connection::starting_at(offered, regions, memory, pool, start);
         Ok(Self {
-            backend,
+            backend: Box::new(NoChannel(NO_LIMITS)),
+            open_selected: Some(open_selected),
             stream,
             connection,
             results: CompletionBatch::with_capacity(BATCH),
@@ -139,9 +171,42 @@ impl<S: SessionStream> Session<S> {
             removal_deadline: Instant::NEVER,
             reason: None,
             handle,
-            exported_device,
+            exports,
+            exported_device: registered,
             memory_lease,
         })
+    }
+
+    /// Opens the device of the export that the client has selected.
+    #[cold]
+    fn attach_selected(&mut self) {
+        let Some(export) = self.connection.selected_export().cloned() else { return };
+        let Some(open) = self.open_selected.take() else { return };
+        let registered = self.exported_device.as_ref();
+        let Some(device) = self.exports.select(&export, &self.handle, registered) else {
+            // It has been removed just now.
+            self.set_disconnect_reason(DisconnectReason::NoExport);
+            self.connection.handle_stream_end();
+            return;
+        };
+        self.handle.set_export(export.name());
+        self.slow_queries.set_device(Arc::clone(&device));
+        let opened = open(&device).and_then(|backend| {
+            if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
+                self.watch.add(descriptor, BACKEND, READABLE).map_err(Error::environment)?;
+            }
+            Ok(backend)
+        });
+        self.exported_device = Some(device);
+        match opened {
+            Ok(backend) => self.backend = backend,
+            Err(why) => {
+                self.handle.emit(NbdEvent::Error(format!("connect: {why}")));
+                self.set_disconnect_reason(DisconnectReason::ServerEnds);
+                self.connection.handle_stream_end();
+            }
+        }
+        self.handle.report_connected();
     }
 
     /// Wake sources: the socket and the I/O channel. While an I/O channel without a wake source has
@@ -271,16 +336,17 @@ impl<S: SessionStream> Session<S> {
     #[cold]
     fn report_slow_requests(&mut self, is_ended: bool) {
         let Some(slow) = self.connection.next_slow_request(is_ended) else { return };
+        let Some(device) = self.exported_device.clone() else { return };
         let source = Arc::new(SlowIoSource {
             protocol: "nbd",
-            export: self.exported_device.export().name().to_owned(),
+            export: device.export().name().to_owned(),
             host: None,
             peer: self.handle.peer().to_owned(),
             queue: None,
         });
         let mut next = Some(slow);
         while let Some(slow) = next {
-            self.exported_device.slow_io().append(&source, slow);
+            device.slow_io().append(&source, slow);
             next = self.connection.next_slow_request(is_ended);
         }
     }
@@ -431,7 +497,9 @@ impl<S: SessionStream> Session<S> {
     /// Moves requests and completions between client and device. Returns the amount of work.
     #[inline]
     fn run_iteration(&mut self, now: Instant) -> usize {
-        self.connection.set_time(now, self.exported_device.slow_io().threshold_ns());
+        if let Some(device) = &self.exported_device {
+            self.connection.set_time(now, device.slow_io().threshold_ns());
+        }
         self.latency.account_in_flight(now, self.connection.in_flight_requests());
         if let Some(command) = self.handle.pending_command() {
             self.execute_command(command, now);
@@ -445,6 +513,9 @@ impl<S: SessionStream> Session<S> {
         // Order matters: bytes received now become requests of this iteration and are submitted at
         // once.
         let mut count = received + self.connection.step();
+        if self.open_selected.is_some() && !self.connection.is_negotiating() {
+            self.attach_selected();
+        }
         if received > 0 {
             self.recv_backoff.record_requests(
                 now,
@@ -543,11 +614,34 @@ impl<S: SessionStream> Poller for Session<S> {
     }
 }
 
+impl ChannelWakeup for NoChannel {
+    fn arm(&mut self) -> bool {
+        false
+    }
+}
+
+impl IoChannel for NoChannel {
+    fn limits(&self) -> &Limits {
+        &self.0
+    }
+
+    fn submit(&mut self, _: Instant, _: &[Request], _: &[Segment]) -> usize {
+        0
+    }
+
+    fn poll(&mut self, _: Instant, _: &mut CompletionBatch) -> usize {
+        0
+    }
+}
+
 impl<S: SessionStream> Drop for Session<S> {
     fn drop(&mut self) {
         self.publish_counters();
         self.report_slow_requests(true);
-        self.exported_device.remove_session(self.handle.id());
+        match &self.exported_device {
+            Some(device) => device.remove_session(self.handle.id()),
+            None => self.exports.remove_session(self.handle.id()),
+        }
         let reason = self.take_disconnect_reason();
         self.handle.report_disconnected(reason);
         if self.connection.in_flight_requests() > 0 {

@@ -1,7 +1,8 @@
 //! Session as other threads see it: identity, counters and pending command.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use tenmil_base::Counter;
@@ -17,7 +18,19 @@ pub(super) struct SessionHandle {
     command: AtomicU8,
     phase: AtomicU8,
     counters: SessionCounters,
-    event_sender: Sender<NbdEvent>,
+    /// Export that the client has selected, or the only one.
+    export: OnceLock<String>,
+    is_reported: AtomicBool,
+    event_sender: Sender<ExportEvent>,
+}
+
+/// Event of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportEvent {
+    /// Name of the export; empty if the client has selected none of several.
+    pub export: String,
+    /// What has happened.
+    pub event: NbdEvent,
 }
 
 /// Counters of a session.
@@ -153,13 +166,15 @@ pub enum DisconnectReason {
 }
 
 impl SessionHandle {
-    pub(super) fn new(id: u64, peer: String, event_sender: Sender<NbdEvent>) -> Self {
+    pub(super) fn new(id: u64, peer: String, event_sender: Sender<ExportEvent>) -> Self {
         Self {
             id,
             peer,
             command: AtomicU8::new(0),
             phase: AtomicU8::new(0),
             counters: SessionCounters::default(),
+            export: OnceLock::new(),
+            is_reported: AtomicBool::new(false),
             event_sender,
         }
     }
@@ -221,13 +236,23 @@ impl SessionHandle {
         self.phase.store(phase as u8, Ordering::Relaxed);
     }
 
-    pub(super) fn emit(&self, new_events: NbdEvent) {
-        new_events.record_in_flight_recorder();
-        // The receiver may be gone; then the event is dropped.
-        let _ = self.event_sender.send(new_events);
+    /// Sets the export that events name.
+    pub(super) fn set_export(&self, name: &str) {
+        let _ = self.export.set(name.to_owned());
     }
 
+    pub(super) fn emit(&self, event: NbdEvent) {
+        event.record_in_flight_recorder();
+        let export = self.export.get().cloned().unwrap_or_default();
+        // The receiver may be gone; then the event is dropped.
+        let _ = self.event_sender.send(ExportEvent { export, event });
+    }
+
+    /// Reports, once, that the client has connected to its export.
     pub(super) fn report_connected(&self) {
+        if self.is_reported.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.emit(NbdEvent::Connected { connection: self.id, peer: self.peer.clone() });
     }
 

@@ -13,7 +13,8 @@ use super::transmission::{QueryKind, SlowQuery};
 
 /// Pending slow queries of one connection.
 pub(super) struct SlowQueries {
-    exported_device: Arc<ExportedDevice>,
+    /// `None` before the client has selected an export.
+    exported_device: Option<Arc<ExportedDevice>>,
     pool: Arc<ThreadPool>,
     query_results: Arc<QueryResults>,
     /// Queries not yet completed.
@@ -36,15 +37,20 @@ pub(super) enum SlowQueryResult {
 }
 
 impl SlowQueries {
-    pub(super) fn new(exported_device: Arc<ExportedDevice>, pool: Arc<ThreadPool>) -> Self {
-        Self { exported_device, pool, query_results: Arc::default(), open: 0 }
+    pub(super) fn new(pool: Arc<ThreadPool>) -> Self {
+        Self { exported_device: None, pool, query_results: Arc::default(), open: 0 }
+    }
+
+    /// Sets the device of the export that the client has selected.
+    pub(super) fn set_device(&mut self, exported_device: Arc<ExportedDevice>) {
+        self.exported_device = Some(exported_device);
     }
 
     /// Queues a query. Wakes `thread` when the result is available.
     pub(super) fn submit(&mut self, query: SlowQuery, thread: ThreadHandle) {
-        let (exported_device, query_results) =
-            (Arc::clone(&self.exported_device), Arc::clone(&self.query_results));
         let SlowQuery { slot, kind } = query;
+        let Some(exported_device) = self.exported_device.clone() else { return };
+        let query_results = Arc::clone(&self.query_results);
         let job = BlockingTask::new("queries", move || {
             query_results.push(slot, run_query(&exported_device, kind));
             thread.notify_reactor();

@@ -14,7 +14,10 @@ mod validate;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use tenmil_base::{Instant, IoCompletion, Memory, Operation, Request, RequestFlags, Segment};
+use tenmil_base::{
+    Instant, IoCompletion, IoCounters, IoStats, IoStatus, Memory, Operation, Request, RequestFlags,
+    Segment, Span,
+};
 use tenmil_dma::RegionTable;
 use tenmil_wire::nbd::reply::encode_extent;
 use tenmil_wire::nbd::{
@@ -76,6 +79,34 @@ pub struct NbdStats {
     pub others: u64,
     /// Failed requests.
     pub errors: u64,
+}
+
+impl NbdStats {
+    /// Adds the requests of another connection.
+    pub(super) fn add(&mut self, more: &Self) {
+        self.reads += more.reads;
+        self.read_bytes += more.read_bytes;
+        self.writes += more.writes;
+        self.written_bytes += more.written_bytes;
+        self.others += more.others;
+        self.errors += more.errors;
+    }
+
+    /// As I/O statistics without latencies. Failed requests, whose operation is not known, are those of
+    /// reads; other requests are those of flushes.
+    pub(super) fn to_io_stats(self) -> IoStats {
+        let counters = IoCounters::new(false);
+        let success = |operation, count, bytes| {
+            counters.count_success(operation as usize, count, bytes, 0);
+        };
+        success(Operation::Read, self.reads, self.read_bytes);
+        success(Operation::Write, self.writes, self.written_bytes);
+        success(Operation::Flush, self.others, 0);
+        (0..self.errors).for_each(|_| {
+            counters.count_failure(Operation::Read as usize, IoStatus::INTERNAL_ERROR);
+        });
+        counters.snapshot(|_| Span::default())
+    }
 }
 
 /// Outstanding NBD request.

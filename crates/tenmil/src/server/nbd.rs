@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::Error;
-use tenmil_serve::nbd::{ExportConfig, ExportedDevice, NbdEvent, Server, ServerConfig};
+use tenmil_serve::nbd::{ExportConfig, ExportSet, ExportedDevice, NbdEvent, Server, ServerConfig};
 
 use super::{ListenAddress, ProtocolServer, StartedServer, claim_of_device, open_listener};
 use crate::export::{Export, NbdExport, NbdTls};
@@ -14,7 +14,7 @@ use crate::runtime::RuntimeServices;
 struct NbdServer {
     /// None after it has been closed.
     server: Arc<Mutex<Option<Server>>>,
-    served: Arc<ExportedDevice>,
+    exports: ExportSet,
     /// Released last, so that the device is closed by the thread that stops the server.
     _claim: Arc<DeviceClaim>,
 }
@@ -73,7 +73,7 @@ pub(super) fn start_nbd_server(
     )?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![open_listener(&address)?],
-        exported_device: Arc::clone(&served),
+        exports: vec![Arc::clone(&served)],
         regions: services.devices.regions.clone(),
         reactors: Arc::clone(&services.registry),
         clock: services.devices.clock,
@@ -83,9 +83,10 @@ pub(super) fn start_nbd_server(
         tls: tls.as_ref().map(NbdTls::of_listener).transpose()?,
     });
     let server = server.map_err(|error| Error::environment(error.to_string()))?;
-    let addresses = server.addresses().to_vec();
+    let addresses = server.addresses();
     let requires_tls = tls.as_ref().is_some_and(NbdTls::is_required);
     let uris = addresses.iter().map(|address| nbd_uri(address, name, requires_tls)).collect();
+    let exports = server.exports().clone();
     let server = Arc::new(Mutex::new(Some(server)));
     let events = Arc::clone(&server);
     let handle_events = Box::new(move || {
@@ -94,7 +95,7 @@ pub(super) fn start_nbd_server(
             server.iter().for_each(log_events);
         }
     });
-    let protocol = Box::new(NbdServer { server, served, _claim: claim });
+    let protocol = Box::new(NbdServer { server, exports, _claim: claim });
     Ok(StartedServer { protocol, addresses, uris, handle_events })
 }
 
@@ -132,13 +133,11 @@ impl ProtocolServer for NbdServer {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Joins the thread that accepts, so that the list of connections is complete.
         drop(server);
-        for connection in self.served.connections() {
-            self.served.disconnect_client(connection.id);
-        }
+        self.exports.disconnect_all();
     }
 
     fn is_closed(&self) -> bool {
-        self.served.connections().is_empty()
+        self.exports.has_no_connections()
     }
 
     fn replace_nbd_tls(&self, tls: &NbdTls) -> Result<(), Error> {

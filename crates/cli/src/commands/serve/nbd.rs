@@ -16,7 +16,7 @@ use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_rpc::{DeviceControls, NbdExports};
 use tenmil_serve::nbd::{ExportConfig, ExportedDevice, Server, ServerConfig};
 
-pub(super) use self::tls::NbdTlsArguments;
+pub(super) use self::tls::{NbdTlsArguments, load_tls};
 use super::event_log;
 use super::sandbox::{self, ServedParts};
 use super::service_manager;
@@ -27,7 +27,7 @@ use super::{
 use crate::commands::rpc_endpoint;
 
 /// NBD clients that may be connected at once.
-const CLIENTS_MAX: u32 = 64;
+pub(super) const CLIENTS_MAX: u32 = 64;
 
 /// Serves one device over NBD until SIGTERM or Ctrl-C.
 pub(super) fn serve_nbd(
@@ -58,7 +58,7 @@ pub(super) fn serve_nbd(
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
     let server = Server::start(ServerConfig {
         listen_sockets,
-        exported_device: Arc::clone(&served),
+        exports: vec![Arc::clone(&served)],
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,
@@ -72,7 +72,8 @@ pub(super) fn serve_nbd(
     });
     let server = server.map_err(|error| Error::environment(format!("serve: {error}")))?;
     tenmil_linux::storage_file::commit_created()?;
-    let mut parts = ServedParts::at_addresses(ServeTransport::Nbd, vec![&uri], server.addresses());
+    let addresses = server.addresses();
+    let mut parts = ServedParts::at_addresses(ServeTransport::Nbd, vec![&uri], &addresses);
     parts.read_again = arguments.nbd_tls.files();
     sandbox::run_as_user(arguments, &parts)?;
     let state = rpc_endpoint::rpc_state_of_reactors(&balanced);
@@ -130,7 +131,7 @@ fn reload_tls(arguments: &ServeArguments, server: &Server, required: &[bool]) ->
 
 /// Rejects writable exports on non-loopback addresses, unless all clients there authenticate by TLS or
 /// they were explicitly allowed.
-fn check_writable_export_is_local(
+pub(super) fn check_writable_export_is_local(
     arguments: &ServeArguments,
     listen: &[(ListenAddress, bool)],
 ) -> Result<(), Error> {
@@ -189,7 +190,8 @@ fn ready_message(
     server: &Server,
     requires_tls: &[bool],
 ) -> String {
-    let addresses = || server.addresses().iter().zip(requires_tls.iter().copied());
+    let bound = server.addresses();
+    let addresses = || bound.iter().zip(requires_tls.iter().copied());
     let listens: Vec<String> = addresses().map(|(at, tls)| listen_text(at, tls)).collect();
     if !arguments.json {
         return format!("ready {}\n", listens.join(" "));

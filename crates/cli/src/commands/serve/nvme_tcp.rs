@@ -11,17 +11,21 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use tenmil_base::Span;
+use tenmil_block::RateLimit;
 use tenmil_linux::{Clock, NamedThread};
-use tenmil_rpc::target_config::TargetConfig;
+use tenmil_rpc::target_config::{NbdListener, TargetConfig};
 use tenmil_rpc::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
-    EventSender, NvmeConnections, RateLimits, RpcError, TargetConfiguration,
+    EventSender, NbdExports, NvmeConnections, RateLimits, RpcError, TargetConfiguration,
 };
+use tenmil_serve::nbd::ExportEvent;
 use tenmil_serve::tcp::{DiscoveryName, Server, ServerConfig, Service, StateDirectory};
 
 pub(super) use self::config_from_arguments::config_from_arguments;
 pub(super) use self::live_config::ConfigWithText;
-use self::live_config::{ApplyError, LiveConfig, LiveNamespace, LiveSubsystem, TargetContext};
+use self::live_config::{
+    ApplyError, ExportContext, LiveConfig, LiveExports, LiveNamespace, LiveSubsystem, TargetContext,
+};
 use self::ready_message::ready_message;
 use super::event_log;
 use super::sandbox::{self, ServedParts};
@@ -80,6 +84,7 @@ pub(super) fn serve_nvme_tcp(
     let devices = DeviceControls::default();
     let hands = devices.clone();
     let published = TargetConfiguration::default();
+    let exports = NbdExports::new(Vec::new(), clock);
     let context = TargetContext {
         service: service.clone(),
         server,
@@ -89,6 +94,11 @@ pub(super) fn serve_nvme_tcp(
         devices,
         published: published.clone(),
         file: arguments.config.clone(),
+        nbd: ExportContext {
+            reactors: Arc::clone(reactors.registry()),
+            total: RateLimit { iops: arguments.limit_iops, bytes: arguments.limit_bytes },
+            published: exports.clone(),
+        },
     };
     let mut standing = LiveConfig::new(context);
     standing
@@ -101,6 +111,7 @@ pub(super) fn serve_nvme_tcp(
         .with_part(NvmeConnections(service.clone()))
         .with_part(RateLimits { service: service.clone(), clock })
         .with_part(published.clone())
+        .with_part(exports)
         .with_part(hands);
     // The control socket comes last, so that RPC clients see a complete configuration.
     let mut asking = rpc_endpoint::serve_control_socket(state);
@@ -113,6 +124,7 @@ pub(super) fn serve_nvme_tcp(
     while !tenmil_linux::signal::is_stop_requested() {
         change_configuration(arguments, &mut standing, &published, event_sender(&asking));
         log_events(&service, event_sender(&asking));
+        log_export_events(standing.exports(), event_sender(&asking));
         sandbox::log_denied_calls(event_sender(&asking));
         service_manager::keep_alive(reactors);
         standing.handle_device_events();
@@ -166,16 +178,17 @@ fn apply_error_in_file(arguments: &ServeArguments, unfit: ApplyError) -> Error {
 /// The parts on which the rights of the target depend.
 fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
     let namespaces = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
+    let nbd_ports = standing.exports().listeners().filter_map(NbdListener::port);
     ServedParts {
         transport: ServeTransport::NvmeTcp,
-        uris: namespaces.map(LiveNamespace::uri).collect(),
-        socket_files: Vec::new(),
-        ports: standing.addresses().map(|address| address.port()).collect(),
+        uris: namespaces.chain(standing.exports().devices()).map(LiveNamespace::uri).collect(),
+        socket_files: standing.exports().listeners().filter_map(NbdListener::socket_file).collect(),
+        ports: standing.addresses().map(|address| address.port()).chain(nbd_ports).collect(),
         state: standing.state_directory(),
         keyring: standing.keyring_directory(),
         // The configuration, or one that replaces it, may have keys there.
         may_read_kernel_keys: tenmil_keyring::KernelPsks::open().is_ok(),
-        read_again: Vec::new(),
+        read_again: standing.nbd_files(),
     }
 }
 
@@ -185,6 +198,16 @@ fn log_events(service: &Service, announcer: Option<&EventSender>) {
         event_log::log_target_event(&new_events);
         if let Some(announcer) = announcer {
             announcer.emit_target_event(&new_events);
+        }
+    }
+}
+
+/// Logs the events of NBD exports and forwards their events to RPC clients.
+fn log_export_events(exports: &LiveExports, announcer: Option<&EventSender>) {
+    while let Some(ExportEvent { export, event }) = exports.next_event() {
+        event_log::log_nbd_event(&export, &event);
+        if let Some(announcer) = announcer {
+            announcer.emit_export_event(&export, &event);
         }
     }
 }

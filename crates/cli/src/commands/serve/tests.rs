@@ -70,7 +70,7 @@ fn server_that_cannot_export_everything_does_not_start() {
     let arguments = ServeCommandLine::parse_from(line).serve;
     let requested = |count| {
         let listeners = vec!["127.0.0.1:0".parse().unwrap()];
-        let mut requested = nvme_tcp::config_from_arguments(&arguments, listeners).unwrap();
+        let mut requested = nvme_tcp::config_from_arguments(&arguments, listeners, &[]).unwrap();
         requested.subsystems = vec![requested.subsystems[0].clone(); count];
         requested
     };
@@ -90,7 +90,7 @@ fn keys_of_the_options_are_those_of_the_allowed_hosts() {
     let config = |words: &str| {
         let line = format!("serve ram:1m --listen tcp://127.0.0.1:0 {words}");
         let arguments = ServeCommandLine::parse_from(line.split_whitespace()).serve;
-        nvme_tcp::config_from_arguments(&arguments, vec!["127.0.0.1:0".parse().unwrap()])
+        nvme_tcp::config_from_arguments(&arguments, vec!["127.0.0.1:0".parse().unwrap()], &[])
     };
     let read = config(
         "--allowed-host nqn.2026-01.a --allowed-host nqn.2026-01.b --dhchap c1 --dhchap c2 --dhchap-controller cc \

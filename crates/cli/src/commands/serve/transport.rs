@@ -25,10 +25,10 @@ impl ServeTransport {
     }
 }
 
-/// Rejects options that have no effect for this transport.
+/// Rejects options that have no effect for these transports.
 pub(super) fn check_transport_options(
     arguments: &ServeArguments,
-    over: ServeTransport,
+    over: &[ServeTransport],
 ) -> Result<(), Error> {
     use ServeTransport::{Nbd, NvmeTcp, VfioUser, VhostUser};
     let ServeArguments {
@@ -60,12 +60,13 @@ pub(super) fn check_transport_options(
         // Only root may open the control file of ublk, also at the end.
         ("--user", arguments.user.is_some(), &[Nbd, NvmeTcp, VfioUser, VhostUser]),
     ];
-    let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !has_use.contains(&over));
+    let is_used = |has_use: &[ServeTransport]| over.iter().any(|one| has_use.contains(one));
+    let idle = switches.iter().find(|(_, is_given, has_use)| *is_given && !is_used(has_use));
     let Some((switch, _, has_use)) = idle else { return Ok(()) };
     let expected: Vec<&str> = has_use.iter().map(|over| over.name()).collect();
     Err(Error::usage(format!(
         "serve over {}: {switch} is given, expected only with a listener for {}",
-        over.name(),
+        over.iter().map(|one| one.name()).collect::<Vec<_>>().join(" and "),
         expected.join(" or ")
     )))
 }

@@ -104,6 +104,14 @@ pub(super) const LISTENER: &[FieldSchema] = &[
     FieldSchema::new("subsystems", ResultType::Whole, "number of subsystems that it shows"),
 ];
 
+pub(super) const NBD_EXPORT: &[FieldSchema] = &[
+    FieldSchema::new("name", ResultType::Text, "name by which clients select it"),
+    FieldSchema::new("uri", ResultType::Text, "device"),
+    FieldSchema::new("read_only", ResultType::Flag, "whether clients may only read"),
+    FieldSchema::new("allow_resize", ResultType::Flag, "whether clients may resize it"),
+    FieldSchema::new("listen", ResultType::Texts, "addresses that offer it, as configured"),
+];
+
 pub(super) fn subsystem_rows(served: &ServedConfiguration) -> Vec<Value> {
     served.config.subsystems.iter().map(|one| subsystem_row(served, one)).collect()
 }
@@ -167,6 +175,17 @@ pub(in crate::methods) fn object_row(
             let host = text("host")?;
             let rows = host_rows(served, Some(text("subsystem")?));
             rows.into_iter().find(|row| row["host"] == host)
+        }
+        ConfigObject::Export => {
+            let one =
+                served.config.exports.iter().find(|one| Some(one.name.as_str()) == text("name"))?;
+            Some(json!({
+                "name": one.name,
+                "uri": one.uri.to_string(),
+                "read_only": one.is_read_only,
+                "allow_resize": one.allows_resize,
+                "listen": one.listeners.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            }))
         }
         ConfigObject::Listener => {
             let wanted = text("address")?;

@@ -146,7 +146,7 @@ fn removed_device_stays_removed() {
     let state = method_state(&["disk"]);
     call_method(&state, "set_export", &json!({ "remove": false })).unwrap();
     let medium =
-        Arc::clone(state.find_part::<NbdExports>("exports").unwrap().served[0].block_device());
+        Arc::clone(state.find_part::<NbdExports>("exports").unwrap().served()[0].block_device());
     assert!(medium.channel().is_ok());
     call_method(&state, "set_export", &json!({ "remove": true })).unwrap();
     assert!(medium.channel().is_err());

@@ -21,9 +21,8 @@ use crate::nbd::tls_prelude::NbdPrelude;
 
 /// Thread that runs the handshakes of a server.
 pub(super) struct TlsHandshakes {
-    thread: HandshakeThread<()>,
-    /// By listener.
-    required: Vec<bool>,
+    /// The origin of a connection is the number of its listener.
+    thread: HandshakeThread<u16>,
 }
 
 /// Receiver of the connections.
@@ -43,7 +42,6 @@ struct ClientKeys(Vec<NbdPsk>);
 impl TlsHandshakes {
     pub(super) fn start(
         starter: &Arc<SessionStarter>,
-        required: Vec<bool>,
         credentials: TlsCredentials,
     ) -> io::Result<Self> {
         let super::ServerConfig { regions, clock, connections_max, per_address_max, .. } =
@@ -56,17 +54,17 @@ impl TlsHandshakes {
         let sockets = SocketStreamFactory::new(regions.clone(), SocketOptions::default());
         let opener = ConnectionOpener { starter: Arc::clone(starter), sockets, credentials };
         let thread = HandshakeThread::start("nbd-tls", opener, limits, *clock)?;
-        Ok(Self { thread, required })
+        Ok(Self { thread })
     }
 
-    /// Starts the handshake of a socket that was accepted at a listener.
+    /// Starts the handshake of a socket that was accepted at a listener, whose clients must use TLS if
+    /// `required`.
     ///
     /// # Errors
     ///
     /// If too many sockets wait for theirs.
-    pub(super) fn add(&self, socket: OwnedFd, listener: usize) -> Result<(), Error> {
-        let required = self.required.get(listener).copied().unwrap_or(true);
-        self.thread.add(socket, Box::new(NbdPrelude::new(required)), ())
+    pub(super) fn add(&self, socket: OwnedFd, listener: u16, required: bool) -> Result<(), Error> {
+        self.thread.add(socket, Box::new(NbdPrelude::new(required)), listener)
     }
 }
 
@@ -103,24 +101,26 @@ fn server_config(tls: &NbdTls) -> Result<ServerConfig, TlsError> {
 }
 
 impl HandshakeOwner for ConnectionOpener {
-    type Origin = ();
+    type Origin = u16;
 
-    fn tls_config(&self, (): ()) -> Result<ServerConfig, Error> {
+    fn tls_config(&self, _: u16) -> Result<ServerConfig, Error> {
         Ok(self.credentials.lock().clone())
     }
 
-    fn open(&mut self, finished: FinishedHandshake<()>) -> Result<(), Error> {
-        let FinishedHandshake { socket, session, received, flags, .. } = finished;
+    fn open(&mut self, finished: FinishedHandshake<u16>) -> Result<(), Error> {
+        let FinishedHandshake { socket, session, received, flags, origin, .. } = finished;
         let Some(session) = session else {
-            return self.starter.start_plaintext(socket, NegotiationStart::Plaintext(received));
+            let start = NegotiationStart::Plaintext(received);
+            return self.starter.start_plaintext(socket, origin, start);
         };
         let below = self.sockets.new_stream(socket).map_err(Error::environment)?;
         let peer = below.peer_description();
         let stream = TlsStream::new(below, session, self.starter.config.regions.clone());
-        self.starter.start_session(stream, &peer, NegotiationStart::Secure(ClientFlags(flags)))
+        let start = NegotiationStart::Secure(ClientFlags(flags));
+        self.starter.start_session(stream, &peer, origin, start)
     }
 
-    fn report_refused(&self, peer: &str, (): (), why: &Refusal) {
+    fn report_refused(&self, peer: &str, _: u16, why: &Refusal) {
         self.starter.emit(NbdEvent::Error(format!("connection of {peer} is refused: {why}")));
     }
 }

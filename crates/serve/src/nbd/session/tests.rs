@@ -22,9 +22,10 @@ use super::{NEGOTIATION_TIMEOUT, Session, SessionParts};
 use crate::nbd::buffer_pool::BufferPool;
 use crate::nbd::connection::NegotiationStart;
 use crate::nbd::connection_memory::LARGE_BYTES;
+use crate::nbd::export_set::{ExportSet, OfferedExports};
 use crate::nbd::exported_device::{ExportConfig, ExportedDevice};
 use crate::nbd::server::ConnectionMemoryLease;
-use crate::nbd::session_handle::{DisconnectReason, NbdEvent, SessionHandle};
+use crate::nbd::session_handle::{DisconnectReason, ExportEvent, SessionHandle};
 use crate::nbd::slow_query::SlowQueries;
 use crate::nbd::tests::client_messages::{encode_handshake, encode_request, encode_write};
 use crate::nbd::transfer_rate::WINDOW;
@@ -36,7 +37,7 @@ struct TestSession {
     client: UnixStream,
     pool: Arc<BufferPool>,
     fences: Arc<AtomicUsize>,
-    _news: Receiver<NbdEvent>,
+    _news: Receiver<ExportEvent>,
     _device: Bdev,
 }
 
@@ -116,19 +117,27 @@ impl TestSession {
         let (client, socket) = UnixStream::pair().unwrap();
         client.set_nonblocking(true).unwrap();
         let (event_sender, new_events) = channel();
-        let backend = exported_device.block_device().channel().unwrap();
-        let backend = ManualDevice { backend, is_stuck, fences: Arc::clone(&fences) };
+        let exports = ExportSet::default();
+        exports.add(Arc::clone(&exported_device), vec![0]).unwrap();
+        let handle = Arc::new(SessionHandle::new(1, "client".into(), event_sender));
+        let registered = exports.add_session(Arc::clone(&handle), 0);
+        let of_device = Arc::clone(&fences);
+        let open_selected = Box::new(move |device: &ExportedDevice| {
+            let backend = device.block_device().channel()?;
+            Ok(Box::new(ManualDevice { backend, is_stuck, fences: of_device }) as _)
+        });
         let session = Session::new(SessionParts {
             stream: SocketStream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
             start: NegotiationStart::Greeting,
-            backend: Box::new(backend),
-            exported_device: Arc::clone(&exported_device),
-            handle: Arc::new(SessionHandle::new(1, "client".into(), event_sender)),
+            offered: OfferedExports::OfListener(exports.clone(), 0),
+            exports,
+            registered,
+            open_selected,
+            handle,
             regions: regions.clone(),
-            slow_queries: SlowQueries::new(
-                exported_device,
-                Arc::new(tenmil_linux::thread_pool::ThreadPool::new(1, 1)),
-            ),
+            slow_queries: SlowQueries::new(Arc::new(tenmil_linux::thread_pool::ThreadPool::new(
+                1, 1,
+            ))),
             memory_lease: ConnectionMemoryLease::allocate(&Arc::default(), &regions, "", (1, 1))
                 .unwrap(),
             pool: Arc::clone(&pool),
@@ -323,7 +332,7 @@ fn writes_in_flight_of_a_closed_session_fence_their_blocks() {
 #[test]
 fn slow_request_is_logged_with_stages_that_add_up() {
     let mut world = TestSession::new(false);
-    let export = Arc::clone(&world.session.exported_device);
+    let export = world.session.exported_device.clone().unwrap();
     let write = encode_write(7, 512, &[7; 4096]);
     let mut write_slowly = |begin| {
         world.send(instant_at_ms(begin), &write[..1000]);

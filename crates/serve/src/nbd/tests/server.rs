@@ -77,7 +77,7 @@ fn start_server_with_device(
         .map(|address| StreamListener::open(&address).unwrap());
     let server = Server::start(ServerConfig {
         listen_sockets: listen_sockets.into(),
-        exported_device: Arc::clone(&exported_device),
+        exports: vec![Arc::clone(&exported_device)],
         regions: regions.clone(),
         reactors: Arc::clone(reactors.registry()),
         clock,

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use tenmil_base::Error;
 use tenmil_linux::key_file::read_key_file;
+use tenmil_rpc::target_config::{IgnoredLineNumber, NbdConfig};
 use tenmil_serve::nbd::{NbdCertificate, NbdPsk, NbdTls};
+
+use crate::commands::serve::ServeArguments;
 
 /// Options of NBD over TLS.
 #[derive(Debug, Default, Args)]
@@ -32,6 +35,21 @@ pub(in crate::commands::serve) struct NbdTlsArguments {
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 impl NbdTlsArguments {
+    /// The options, with those of connections, as settings of a configuration.
+    pub(in crate::commands::serve) fn config(&self, arguments: &ServeArguments) -> NbdConfig {
+        NbdConfig {
+            tls_certificate: self.nbd_tls_certificate.clone(),
+            tls_key: self.nbd_tls_key.clone(),
+            tls_client_ca: self.nbd_tls_client_ca.clone(),
+            tls_psk: self.nbd_tls_psk.clone(),
+            idle_timeout: arguments.nbd_idle_timeout,
+            // Those of `--max-connections` are the limits of each protocol.
+            connections: arguments.max_connections,
+            connections_per_address: arguments.connections_per_address,
+            line: IgnoredLineNumber::default(),
+        }
+    }
+
     /// Whether any option is given.
     pub(in crate::commands::serve) fn is_given(&self) -> bool {
         self.nbd_tls_certificate.is_some() || self.nbd_tls_psk.is_some()
@@ -79,6 +97,18 @@ impl NbdTlsArguments {
         };
         Ok(Some(NbdTls { required, certificate, psks }))
     }
+}
+
+/// Reads the certificate and the keys of a configuration.
+pub(in crate::commands::serve) fn load_tls(config: &NbdConfig) -> Result<Option<NbdTls>, Error> {
+    let files = NbdTlsArguments {
+        nbd_tls_certificate: config.tls_certificate.clone(),
+        nbd_tls_key: config.tls_key.clone(),
+        nbd_tls_client_ca: config.tls_client_ca.clone(),
+        nbd_tls_psk: config.tls_psk.clone(),
+    };
+    // Each listener says itself whether its clients must use TLS.
+    files.load(Vec::new())
 }
 
 fn read_psks(path: &Path) -> Result<Vec<NbdPsk>, Error> {

@@ -8,8 +8,8 @@ use tenmil_block::{QosLimits, RateLimit};
 use tenmil_keyring::KeyName;
 use tenmil_nvme_auth::KERNEL_KEYRING;
 use tenmil_rpc::target_config::{
-    self, HostSecurityConfig, HostsConfig, IgnoredLineNumber, KeyReference, SecurityConfig,
-    TargetConfig,
+    self, ExportConfig, HostSecurityConfig, HostsConfig, IgnoredLineNumber, KeyReference,
+    NbdConfig, NbdListener, SecurityConfig, TargetConfig,
 };
 use tenmil_serve::tcp::{ExportLimits, HostRights, PortSecurity};
 
@@ -23,6 +23,7 @@ const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 pub(in crate::commands::serve) fn config_from_arguments(
     arguments: &ServeArguments,
     listeners: Vec<SocketAddr>,
+    clients: &[NbdListener],
 ) -> Result<TargetConfig, Error> {
     let hosts = match (arguments.allowed_host.is_empty(), arguments.allow_any_host) {
         (false, false) => HostsConfig::Only(arguments.allowed_host.clone()),
@@ -61,6 +62,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         paths: Vec::new(),
         limits: limits_of_arguments(arguments),
     };
+    let listens_for_hosts = !listeners.is_empty();
     let listener = |address| target_config::ListenerConfig {
         address,
         security: arguments.tls.into(),
@@ -76,10 +78,16 @@ pub(in crate::commands::serve) fn config_from_arguments(
         keyring_line: IgnoredLineNumber::default(),
         discovery: SecurityConfig::default(),
         listeners: listeners.into_iter().map(listener).collect(),
-        subsystems: vec![subsystem],
+        // Without a listener there is none: the devices are exported over NBD only.
+        subsystems: if listens_for_hosts { vec![subsystem] } else { Vec::new() },
         slow_io: None,
         referrals: Vec::new(),
         limits: connection_limits::limits_of_arguments(arguments),
+        nbd: match clients {
+            [] => NbdConfig::default(),
+            _ => arguments.nbd_tls.config(arguments),
+        },
+        exports: exports_of_arguments(arguments, clients)?,
     };
     check_unrestricted_subsystems(&requested, arguments.allow_any_host)?;
     Ok(requested)
@@ -92,6 +100,36 @@ fn limits_of_arguments(arguments: &ServeArguments) -> ExportLimits {
     let namespaces = (1..).zip(&arguments.uris).filter(|_| !limits.is_unlimited());
     let namespaces = namespaces.map(|(nsid, _)| (nsid, limits)).collect();
     ExportLimits { namespaces, ..ExportLimits::default() }
+}
+
+/// NBD exports of all devices, each at all addresses.
+fn exports_of_arguments(
+    arguments: &ServeArguments,
+    clients: &[NbdListener],
+) -> Result<Vec<ExportConfig>, Error> {
+    if clients.is_empty() {
+        return Ok(Vec::new());
+    }
+    let uris = &arguments.uris;
+    if let (Some(name), [_, _, ..]) = (&arguments.export_name, uris.as_slice()) {
+        let text = format!(
+            "--export-name {name} with {} devices, expected one device: each export has a name of its own",
+            uris.len()
+        );
+        return Err(
+            Error::usage(text).with_hint("without it the names are the URIs; or use --config")
+        );
+    }
+    let export = |uri: &Uri| ExportConfig {
+        name: arguments.export_name.clone().unwrap_or_else(|| uri.to_string()),
+        uri: uri.clone(),
+        line: IgnoredLineNumber::default(),
+        is_read_only: arguments.read_only,
+        allows_resize: arguments.allow_resize,
+        allows_remote_write: arguments.allow_remote_write,
+        listeners: clients.to_vec(),
+    };
+    Ok(uris.iter().map(export).collect())
 }
 
 /// Keys of the hosts that are named.

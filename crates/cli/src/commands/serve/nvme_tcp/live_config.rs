@@ -11,6 +11,7 @@
 mod change_requests;
 mod closing_devices;
 mod disk_identity;
+mod live_exports;
 mod live_subsystem;
 mod security;
 mod shared_devices;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use tenmil_base::{BlockDevice, Error};
-use tenmil_block::{Bdev, BdevOptions, Claim, DeviceControl, Opener};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, DeviceControl, Opener, QosLimiter};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
@@ -33,6 +34,8 @@ use tenmil_serve::tcp::{
 use tenmil_wire::cache_instance::CacheInstance;
 
 use self::closing_devices::ClosingDevices;
+use self::live_exports::PreparedExports;
+pub(super) use self::live_exports::{ExportContext, LiveExports};
 use self::live_subsystem::new_subsystem;
 pub(super) use self::live_subsystem::{LiveNamespace, LiveSubsystem};
 use self::shared_devices::SharedDevices;
@@ -48,6 +51,7 @@ pub(super) struct LiveConfig {
     listeners: Vec<LiveListener>,
     subsystems: Vec<LiveSubsystem>,
     discovery: SubsystemSecurity,
+    exports: LiveExports,
     closing: ClosingDevices,
     shared: SharedDevices,
 }
@@ -66,6 +70,8 @@ pub(super) struct TargetContext {
     pub(super) published: TargetConfiguration,
     /// File that has the configuration, which can be read again and is written by changes.
     pub(super) file: Option<PathBuf>,
+    /// What NBD exports need.
+    pub(super) nbd: ExportContext,
 }
 
 /// Configuration, and the text that it was parsed from.
@@ -118,6 +124,7 @@ struct PreparedConfig {
     listen_sockets: Vec<(StreamListener, LiveListener)>,
     subsystems: Vec<LiveSubsystem>,
     discovery: SubsystemSecurity,
+    exports: PreparedExports,
 }
 
 impl LiveConfig {
@@ -126,8 +133,18 @@ impl LiveConfig {
         let (listeners, subsystems) = (Vec::new(), Vec::new());
         let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
         let discovery = SubsystemSecurity::default();
-        let (configuration, text) = (None, String::new());
-        Self { context, configuration, text, listeners, subsystems, discovery, closing, shared }
+        let (configuration, text, exports) = (None, String::new(), LiveExports::default());
+        Self {
+            context,
+            configuration,
+            text,
+            listeners,
+            subsystems,
+            discovery,
+            exports,
+            closing,
+            shared,
+        }
     }
 
     /// Bound listen addresses.
@@ -150,6 +167,16 @@ impl LiveConfig {
     /// State directory of the configuration.
     pub(super) fn state_directory(&self) -> Option<&Path> {
         self.configuration.as_ref()?.state.as_deref()
+    }
+
+    /// NBD exports.
+    pub(super) const fn exports(&self) -> &LiveExports {
+        &self.exports
+    }
+
+    /// Files of the certificate and the keys of NBD.
+    pub(super) fn nbd_files(&self) -> Vec<&Path> {
+        self.configuration.iter().flat_map(|config| config.nbd.files()).collect()
     }
 
     pub(super) fn subsystems(&self) -> &[LiveSubsystem] {
@@ -207,8 +234,9 @@ impl LiveConfig {
         let subsystems = requested.subsystems.iter().zip(securities);
         let subsystems =
             subsystems.map(|(subsystem, security)| self.prepare_subsystem(subsystem, security));
-        let subsystems = subsystems.collect::<Result<_, _>>()?;
-        Ok(PreparedConfig { listeners, listen_sockets, subsystems, discovery })
+        let subsystems = subsystems.collect::<Result<Vec<_>, _>>()?;
+        let exports = self.exports.prepare(self, requested, &subsystems)?;
+        Ok(PreparedConfig { listeners, listen_sockets, subsystems, discovery, exports })
     }
 
     #[expect(clippy::type_complexity, reason = "the two belong together in one place only")]
@@ -254,9 +282,13 @@ impl LiveConfig {
         let mut namespaces: Vec<LiveNamespace> = Vec::new();
         for namespace in &requested.namespaces {
             let open = before.and_then(|before| before.find_open_namespace(namespace));
-            let served = match open {
+            // An export may have the device already, with a claim that is enough.
+            let exported = self.exports.find_open(&namespace.uri);
+            let exported =
+                exported.filter(|it| namespace.is_read_only || !it.requested.is_read_only);
+            let served = match open.or(exported) {
                 Some(open) => LiveNamespace { requested: namespace.clone(), ..open.clone() },
-                None => self.open_namespace(namespace)?,
+                None => self.open_device(namespace, "nvme-tcp", None)?,
             };
             let state = self.context.state.as_ref();
             // A continuing namespace has its reservation keeper already; a new one is checked with its
@@ -278,10 +310,12 @@ impl LiveConfig {
         self.subsystems.iter().find(|stood| stood.requested.nqn == nqn)
     }
 
-    /// Opens and claims the device of a namespace.
-    fn open_namespace(
+    /// Opens the device of a namespace, or of an export with this limiter, and claims it for `holder`.
+    fn open_device(
         &self,
         requested: &target_config::NamespaceConfig,
+        holder: &str,
+        limiter: Option<QosLimiter>,
     ) -> Result<LiveNamespace, ApplyError> {
         let TargetContext { regions, clock, .. } = &self.context;
         let more = [tenmil::KINDS, &[(target_config::SCHEME, &self.shared)]].concat();
@@ -297,10 +331,11 @@ impl LiveConfig {
         // Each queue of each host has a channel, which needs no more depth than the queue. The
         // controller measures the time of commands, so the block layer need not.
         let depth = ServiceLimits::default().queue_entries.into();
-        let options = BdevOptions { depth, timing: false, ..BdevOptions::new(*clock, 1) };
+        let timing = holder != "nvme-tcp";
+        let options = BdevOptions { depth, timing, limiter, ..BdevOptions::new(*clock, 1) };
         let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
         let claim = if requested.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
-        let descriptor = device.open(claim, "nvme-tcp").map_err(|why| ApplyError {
+        let descriptor = device.open(claim, holder).map_err(|why| ApplyError {
             refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
             line: requested.line,
             key: "uri",
@@ -315,7 +350,7 @@ impl LiveConfig {
 
     /// Publishes the prepared objects, removes the old ones and returns the changes.
     fn commit(&mut self, requested: TargetConfig, prepared: PreparedConfig) -> AppliedChanges {
-        let PreparedConfig { listeners, listen_sockets, subsystems, discovery } = prepared;
+        let PreparedConfig { listeners, listen_sockets, subsystems, discovery, exports } = prepared;
         let mut changes = AppliedChanges::default();
         let is_there = |number| listeners.iter().any(|listener| listener.number == number);
         // Listeners close first, so that no host connects to a subsystem that is about to be removed.
@@ -361,7 +396,11 @@ impl LiveConfig {
                 }
             }
         }
-        let served = subsystems.iter().flat_map(|stood| &stood.namespaces);
+        // Those of exports, too, until they are replaced.
+        let exported_before: Vec<LiveNamespace> = self.exports.devices().cloned().collect();
+        self.exports.commit(exports, &self.context, &mut changes);
+        let of_exports = || self.exports.devices();
+        let served = subsystems.iter().flat_map(|stood| &stood.namespaces).chain(of_exports());
         let mut hands: Vec<DeviceControl> = Vec::new();
         for hand in served.flat_map(|one| &one.handles) {
             // Several namespaces may share one device.
@@ -371,12 +410,17 @@ impl LiveConfig {
         }
         self.context.devices.replace_controls(hands);
         // Devices that no namespace uses any more are closed later, off the reactors.
-        for gone in self.subsystems.iter().flat_map(|stood| &stood.namespaces) {
-            let mut now = subsystems.iter().flat_map(|stood| &stood.namespaces);
-            if !now.any(|served| Arc::ptr_eq(&served.descriptor, &gone.descriptor)) {
-                self.closing.add_device(gone.device.clone());
+        let before = self.subsystems.iter().flat_map(|stood| &stood.namespaces);
+        let mut gone: Vec<Arc<BdevDescriptor>> = Vec::new();
+        for one in before.chain(&exported_before) {
+            let now = subsystems.iter().flat_map(|stood| &stood.namespaces);
+            let mut used = now.chain(of_exports()).map(|served| &served.descriptor).chain(&gone);
+            if !used.any(|descriptor| Arc::ptr_eq(descriptor, &one.descriptor)) {
+                self.closing.add_device(one.device.clone());
+                gone.push(Arc::clone(&one.descriptor));
             }
         }
+        drop((gone, exported_before));
         (self.configuration, self.listeners, self.subsystems) =
             (Some(requested), listeners, subsystems);
         self.discovery = discovery;
@@ -435,11 +479,12 @@ impl LiveConfig {
 
     /// Closes the listeners. The returned value keeps the subsystems and devices alive.
     pub(super) fn close_listeners(self) -> impl Send {
-        let Self { context, subsystems, closing, .. } = self;
+        let Self { context, subsystems, closing, exports, .. } = self;
         let TargetContext { service, server, regions, state, .. } = context;
         drop(server);
+        let exports = exports.close_listeners();
         // Dropped in this order; the state directory is last because it completes pending writes.
-        (subsystems, closing, service, regions, state)
+        (subsystems, exports, closing, service, regions, state)
     }
 
     /// Handles device events, and closes removed devices that are no longer in use.

@@ -5,14 +5,17 @@ use std::net::SocketAddr;
 use serde_json::json;
 use tenmil_base::BlockDevice;
 use tenmil_base::text::quote_shell_word;
+use tenmil_rpc::target_config::NbdListener;
+use tenmil_serve::nbd::ExportedDevice;
 use tenmil_serve::tcp::PortSecurity;
 
 use super::live_config::{LiveConfig, LiveNamespace, LiveSubsystem};
 
 /// The ready message: the listen addresses and, per namespace, the commands that connect to it.
 pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
+    let listens = standing.addresses().map(|address| format!("tcp://{address}"));
     let listens: Vec<String> =
-        standing.addresses().map(|address| format!("tcp://{address}")).collect();
+        listens.chain(standing.exports().listeners().map(ToString::to_string)).collect();
     let all = || {
         let of = |stood: &'_ LiveSubsystem| stood.nqn().to_owned();
         standing.subsystems().iter().flat_map(move |stood| {
@@ -44,14 +47,35 @@ pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
             })
         };
         let namespaces: Vec<_> = all().map(namespace).collect();
-        let line = json!({ "ready": true, "listen": listens, "namespaces": namespaces });
+        let export = |(served, listeners): (&ExportedDevice, Vec<&NbdListener>)| {
+            let export = served.export();
+            json!({
+                "name": export.name(),
+                "uri": served.uri(),
+                "size_bytes": export.size_bytes(),
+                "read_only": export.is_read_only(),
+                "connect": listeners.iter().map(|at| at.uri_of(export.name())).collect::<Vec<_>>(),
+            })
+        };
+        let exports: Vec<_> = standing.exports().exports().map(export).collect();
+        let mut line = json!({ "ready": true, "listen": listens, "namespaces": namespaces });
+        if !exports.is_empty() {
+            line["exports"] = exports.into();
+        }
         return format!("{line}\n");
     }
-    let mut text = format!("ready {}\n", listens.join(" "));
+    let mut text = format!("ready {}", listens.join(" ")).trim_end().to_owned() + "\n";
     for (nqn, stood, served) in all() {
         text += &format!("namespace {} of {nqn}: {}\n", served.nsid(), served.uri());
         for (linux, uri) in ways(&nqn, stood, served) {
             text += &format!("  {linux}\n  {}\n", quote_shell_word(&uri));
+        }
+    }
+    for (served, listeners) in standing.exports().exports() {
+        let name = served.export().name();
+        text += &format!("export {name}: {}\n", served.uri());
+        for listener in listeners {
+            text += &format!("  {}\n", quote_shell_word(&listener.uri_of(name)));
         }
     }
     text
