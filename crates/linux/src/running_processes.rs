@@ -3,7 +3,7 @@
 //! | user | directories |
 //! |---|---|
 //! | any | the one of this process ([`RuntimeDirectory::of_user`]), `/run/user/UID/tenmil`, `/tmp/tenmil-UID` |
-//! | root | the same of all users |
+//! | root | the same of all users, and `/run/tenmil`, that of the system service |
 //!
 //! With `TENMIL_RUNTIME_DIR` only that one. A directory is skipped unless it belongs to the user that its
 //! name says and is closed to all others, and a socket unless a process of that user listens at it: a
@@ -122,6 +122,10 @@ impl ProcessSearch {
             let users = numbered_entries(&root.join("run/user"), "");
             candidates.extend(users.into_iter().map(|(uid, path)| (uid, path.join("tenmil"))));
             candidates.extend(numbered_entries(&root.join("tmp"), "tenmil-"));
+            // Only root and the service manager create directories in /run.
+            let service = root.join("run/tenmil");
+            let owner = std::fs::symlink_metadata(&service).map(|found| found.uid());
+            candidates.extend(owner.ok().map(|uid| (uid, service)));
         } else {
             candidates.push((uid, root.join(format!("run/user/{uid}/tenmil"))));
             candidates.push((uid, root.join(format!("tmp/tenmil-{uid}"))));
@@ -244,6 +248,21 @@ mod tests {
         drop(own_listener);
         assert_eq!(pids(&alone), [0; 0]);
         assert!(!own.socket_of(11).exists(), "of a dead process");
+    }
+
+    #[test]
+    fn root_finds_the_system_service() {
+        if current_uid() != 0 {
+            println!("skipped: only root looks for it");
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let own = RuntimeDirectory::at_path(root.path().join("own")).unwrap();
+        let service = root.path().join("run/tenmil");
+        make_directory(&service);
+        let _listener = UnixListener::bind(service.join("7.sock")).unwrap();
+        let search = ProcessSearch { own, root: Some(root.path().into()) };
+        assert_eq!(search.find_pid(7).unwrap().unwrap().socket, service.join("7.sock"));
     }
 
     #[test]
