@@ -28,9 +28,10 @@ pub struct PinError {
     pub allowed: CpuList,
 }
 
-/// Number of CPUs that the system call here supports; the kernel's largest configuration has 8192.
-const CPUS_MAX: u32 = 1024;
-const _: () = assert!(CpuSet::MAX_CPU == CPUS_MAX as usize);
+/// Number of CPUs that the set of the C library supports: 1024, and 128 with musl. The kernel's largest
+/// configuration has 8192.
+#[expect(clippy::cast_possible_truncation, reason = "it is at most 1024")]
+const CPUS_MAX: u32 = CpuSet::MAX_CPU as u32;
 
 impl CpuList {
     /// Parses a list, `0,2-3`, or a mask, `0xd`.

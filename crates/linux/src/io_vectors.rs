@@ -169,7 +169,8 @@ impl IoVectors {
         // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         let rest = &mut self.list[self.done..];
-        message.msg_iovlen = rest.len();
+        // `as _`: the field is narrower with musl.
+        message.msg_iovlen = rest.len() as _;
         message.msg_iov = rest.as_mut_ptr();
         message
     }

@@ -150,7 +150,7 @@ pub(crate) fn ioctl_with<T: IoctlArgument>(
     let at: *mut T = argument;
     // SAFETY: `at` is a structure that begins with its own length, and VFIO and iommufd access no
     // more than that.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), at) };
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), request(number), at) };
     check_ioctl_result(result)
 }
 
@@ -169,14 +169,16 @@ pub(crate) fn set_irq_eventfds(
     let raw = |event: &Option<BorrowedFd<'_>>| event.map_or(-1, |event| event.as_raw_fd());
     words.extend(events.iter().map(|event| raw(event).cast_unsigned()));
     // SAFETY: the kernel reads as many bytes as the first word states, which is all of `words`.
-    let result = unsafe { libc::ioctl(device.as_raw_fd(), DEVICE_SET_IRQS.into(), words.as_ptr()) };
+    let result =
+        unsafe { libc::ioctl(device.as_raw_fd(), request(DEVICE_SET_IRQS), words.as_ptr()) };
     check_ioctl_result(result).map(drop)
 }
 
 /// Executes an ioctl with an integer argument.
 pub(crate) fn ioctl(file: BorrowedFd<'_>, number: u32, value: i32) -> io::Result<i32> {
     // SAFETY: the ioctls issued through this function take an integer and no address.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), libc::c_long::from(value)) };
+    let result =
+        unsafe { libc::ioctl(file.as_raw_fd(), request(number), libc::c_long::from(value)) };
     check_ioctl_result(result)
 }
 
@@ -185,7 +187,7 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
     let descriptor: libc::c_int = container.as_raw_fd();
     let at: *const libc::c_int = &raw const descriptor;
     // SAFETY: the kernel reads one descriptor there.
-    let result = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_SET_CONTAINER.into(), at) };
+    let result = unsafe { libc::ioctl(group.as_raw_fd(), request(GROUP_SET_CONTAINER), at) };
     check_ioctl_result(result)
 }
 
@@ -193,7 +195,7 @@ pub(crate) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) ->
 pub(crate) fn group_get_device_fd(group: BorrowedFd<'_>, name: &std::ffi::CStr) -> io::Result<i32> {
     // SAFETY: the kernel reads a zero-terminated string there.
     let result =
-        unsafe { libc::ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD.into(), name.as_ptr()) };
+        unsafe { libc::ioctl(group.as_raw_fd(), request(GROUP_GET_DEVICE_FD), name.as_ptr()) };
     check_ioctl_result(result)
 }
 
@@ -207,7 +209,7 @@ pub(crate) fn iova_ranges(container: BorrowedFd<'_>) -> io::Result<Vec<(u64, u64
         let at = words.as_mut_ptr();
         // SAFETY: the kernel reads and writes no more bytes than the first word states, which is
         // all of `words`.
-        let result = unsafe { libc::ioctl(container.as_raw_fd(), IOMMU_GET_INFO.into(), at) };
+        let result = unsafe { libc::ioctl(container.as_raw_fd(), request(IOMMU_GET_INFO), at) };
         check_ioctl_result(result)?;
         // The kernel returns the length that would have been needed.
         if words[0] <= len_bytes {
@@ -246,6 +248,12 @@ fn iova_ranges_of_capability(info: &[u8]) -> Vec<(u64, u64)> {
 
 fn check_ioctl_result(result: libc::c_int) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// A request in the type that the C library has for it: unsigned with glibc, signed with musl, whose upper bits the
+/// kernel ignores.
+const fn request(number: u32) -> libc::Ioctl {
+    number as libc::Ioctl
 }
 
 #[cfg(test)]

@@ -131,7 +131,8 @@ impl<'a> GatherList<'a> {
     fn message_header(&mut self) -> libc::msghdr {
         // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iovlen = self.count;
+        // `as _`: the field is narrower with musl.
+        message.msg_iovlen = self.count as _;
         message.msg_iov = self.list.as_mut_ptr().cast();
         message
     }

@@ -144,7 +144,8 @@ fn next_notification(socket: BorrowedFd<'_>) -> Result<Option<ZeroCopyNotificati
     // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = CONTROL_LEN;
+    // `as _`: the field is narrower with musl.
+    message.msg_controllen = CONTROL_LEN as _;
     let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
     // SAFETY: the message names `control`, which is aligned for control messages and of that
     // length, and no data buffer; both outlive the call, and the descriptor is open.

@@ -92,7 +92,8 @@ impl SendOp {
     /// dropped.
     pub(super) fn message_header(&mut self) -> (*const libc::msghdr, u32) {
         let rest = &mut self.list[self.done..];
-        self.message.msg_iovlen = rest.len();
+        // `as _`: the field is narrower with musl.
+        self.message.msg_iovlen = rest.len() as _;
         self.message.msg_iov = rest.as_mut_ptr();
         (&raw const self.message, self.flags.cast_unsigned())
     }
