@@ -19,7 +19,7 @@ use std::process::Command;
 /// Directory of everything that is made here.
 const ROOM: &str = "target/packages";
 /// Longest program that is shipped.
-const PROGRAM_BYTES_MAX: u64 = 15 << 20;
+const PROGRAM_BYTES_MAX: u64 = 15_000_000;
 /// Features of the program that is shipped.
 const FEATURES: &str = "crypt,tls";
 

@@ -5,9 +5,11 @@ check() { # what, command...
     what=$1
     shift
     checks=$((checks + 1))
-    if ! "$@" >/tmp/said 2>&1; then
+    if ! "$@" >/packages/said 2>&1; then
         echo "FAILED: $what: $*"
-        cat /tmp/said
+        cat /packages/said
+        # What the service itself says, where there is one.
+        journalctl --no-pager -u tenmil -n 20 2>/dev/null || true
         exit 1
     fi
 }
@@ -15,7 +17,7 @@ refuse() { # what, command...
     what=$1
     shift
     checks=$((checks + 1))
-    if "$@" >/tmp/said 2>&1; then
+    if "$@" >/packages/said 2>&1; then
         echo "FAILED: $what: $* succeeded, expected that it does not"
         exit 1
     fi

@@ -61,6 +61,9 @@ done
 mount --bind /dev/null "$root/dev/console"
 ln -s /proc/self/fd "$root/dev/fd"
 mkdir "$root/dev/shm" "$root/dev/pts"
+mount -t devpts -o newinstance,ptmxmode=0666 devpts "$root/dev/pts"
+ln -s pts/ptmx "$root/dev/ptmx"
+mount -t tmpfs none "$root/tmp"
 echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
 cat >"$root/etc/systemd/system/test.target" <<'UNIT'
 [Unit]

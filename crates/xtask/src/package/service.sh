@@ -4,23 +4,23 @@
 uri=tcp://127.0.0.1/nqn.2026-01.org.tenmil:example/1
 property() { systemctl show --property "$1" --value tenmil; }
 has() { # property, text
-    property "$1" >/tmp/property
-    grep -q -e "$2" /tmp/property || { cat /tmp/property; return 1; }
+    property "$1" >/packages/property
+    grep -q -e "$2" /packages/property || { cat /packages/property; return 1; }
 }
 within() { # seconds, command...
     for _ in $(seq $(($1 * 10))); do
-        if (shift; "$@") >/tmp/within 2>&1; then return 0; fi
+        if (shift; "$@") >/packages/within 2>&1; then return 0; fi
         sleep 0.1
     done
-    cat /tmp/within
+    cat /packages/within
     return 1
 }
 journal() { journalctl --no-pager -u tenmil -o cat "$@"; }
 journal_has() { # text, match...
     text=$1
     shift
-    journal "$@" >/tmp/journal
-    grep -q -e "$text" /tmp/journal || { cat /tmp/journal; return 1; }
+    journal "$@" >/packages/journal
+    grep -q -e "$text" /packages/journal || { cat /packages/journal; return 1; }
 }
 
 echo '== the service'
@@ -39,7 +39,10 @@ check 'system calls are filtered' status '^Seccomp:.*2$'
 check 'the sandbox is reported' journal_has 'sandbox: capabilities: none'
 refuse 'nothing of the sandbox is missing' journal_has 'sandbox: not available'
 refuse 'no system call is denied' journal_has 'denied system call'
-refuse 'there are no warnings' journal_has 'panicked\|error'
+refuse 'there are no errors' sh -c 'journalctl -q -u tenmil -p err -o cat | grep .'
+
+check 'root reaches its control socket' tenmil get process
+check 'the sandbox is in force' sh -c 'tenmil get sandbox --json | grep -q "\"seccomp\":\"in force\""'
 
 echo '== its log'
 check 'connects have fields' journal_has ' created controller ' TENMIL_EVENT=connect
