@@ -14,6 +14,7 @@ mod crash;
 mod docs;
 mod fairness;
 mod lab;
+mod operate;
 mod package;
 mod pgo;
 
@@ -41,6 +42,8 @@ enum Task {
     Docs(docs::DocsOptions),
     /// Measure what fifteen hosts keep beside one with many queues and a high depth.
     Fairness(fairness::FairnessOptions),
+    /// Run a server as an operator does: curl, Prometheus with the dashboard and alert rules, the web page.
+    Operate(operate::OperateOptions),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),
         Task::Fairness(options) => ("fairness", fairness::run_fairness(&options)),
+        Task::Operate(options) => ("operate", operate::run_operate(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,
