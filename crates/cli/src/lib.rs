@@ -6,6 +6,7 @@
 //! | [`copy`] | copy of one block device to another |
 //! | [`proxy`] | TCP proxy with fault injection |
 //! | [`simulation`] | runs of the simulator |
+//! | `io_rates` | rates between two samples of I/O statistics, for `iostat` and `top` |
 //! | `top` | live display of a running process |
 
 #![deny(missing_docs)]
@@ -13,6 +14,7 @@
 
 pub mod commands;
 pub mod copy;
+mod io_rates;
 mod process_log;
 pub mod proxy;
 pub mod simulation;

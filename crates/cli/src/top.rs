@@ -1,4 +1,4 @@
-//! `tenmil top`: live view of the reactors, threads and pollers of a running process.
+//! `tenmil top`: live view of the reactors, threads, pollers and I/O of a running process.
 //!
 //! | module | contents |
 //! |---|---|

@@ -6,6 +6,7 @@ use super::busy_history::BusyHistory;
 use super::process_sample::{ProcessInfo, ProcessSample};
 use super::rates::{SampleRates, rates_between};
 use super::row_order::TableSort;
+use crate::io_rates::{Grouping, IoSample};
 
 /// Everything shown on the screen.
 #[derive(Clone, Debug, Default)]
@@ -31,6 +32,21 @@ pub(crate) struct AppState {
     pub(crate) is_paused: bool,
     pub(crate) is_help: bool,
     pub(crate) is_over: bool,
+    pub(crate) io_page: IoPage,
+}
+
+/// Page with the rates of I/O, which is shown instead of the tables of reactors.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct IoPage {
+    pub(crate) is_shown: bool,
+    pub(crate) grouping: Grouping,
+    /// The displayed sample, and the one that its rates are computed from.
+    pub(crate) before: Option<IoSample>,
+    pub(crate) now: Option<IoSample>,
+    /// Newest sample, also while the display is paused.
+    newest: Option<IoSample>,
+    /// Selected row.
+    pub(crate) chosen: usize,
 }
 
 /// State of the connection to the watched process.
@@ -77,6 +93,8 @@ pub(crate) enum ScreenTable {
     #[default]
     Threads,
     Pollers,
+    /// The table of the I/O page.
+    Io,
 }
 
 /// Selected rows. Reactors and threads are selected by number, so that the selection follows them when
@@ -103,6 +121,8 @@ pub(crate) enum SamplerUpdate {
         /// Scheduling policy.
         policy: Option<String>,
     },
+    /// A sample of the I/O statistics, by what the rows are about.
+    LookedAtIo(Grouping, IoSample),
     /// An event of the process.
     Happened(EventLine),
     /// The process did not respond in time.
@@ -115,6 +135,7 @@ pub(crate) enum SamplerUpdate {
 const HAPPENED_MAX: usize = 64;
 
 impl ScreenTable {
+    /// Tables of the page of reactors.
     pub(crate) const ALL: [Self; 3] = [Self::Reactors, Self::Threads, Self::Pollers];
 
     /// Title of the table.
@@ -123,6 +144,7 @@ impl ScreenTable {
             Self::Reactors => "reactors",
             Self::Threads => "threads",
             Self::Pollers => "pollers",
+            Self::Io => "I/O",
         }
     }
 }
@@ -140,6 +162,9 @@ impl AppState {
             }
             SamplerUpdate::Attached(process) => self.show_new_process(process),
             SamplerUpdate::Looked { sample, policy } => self.show_sample(sample, policy),
+            SamplerUpdate::LookedAtIo(grouping, sample) => {
+                self.io_page.show(grouping, sample, self.is_paused)
+            }
             SamplerUpdate::Happened(happened) => {
                 self.happened.push_back(happened);
                 if self.happened.len() > HAPPENED_MAX {
@@ -161,6 +186,8 @@ impl AppState {
     /// Resets the measurements for a new process.
     fn show_new_process(&mut self, process: ProcessInfo) {
         let Self { focus, is_help, is_over, .. } = *self;
+        let IoPage { is_shown, grouping, .. } = self.io_page;
+        let io_page = IoPage { is_shown, grouping, ..IoPage::default() };
         let sorts = std::mem::take(&mut self.sorts);
         let process = Some(process);
         *self = Self {
@@ -170,6 +197,7 @@ impl AppState {
             sorts,
             is_help,
             is_over,
+            io_page,
             ..Self::default()
         };
     }
@@ -193,6 +221,24 @@ impl AppState {
         }
         self.policy = policy;
         self.shown = Some(DisplayedSample { sample, rates });
+    }
+}
+
+impl IoPage {
+    /// Rows are those of the present grouping: a sample of the former one that is late is dropped.
+    fn show(&mut self, grouping: Grouping, sample: IoSample, is_paused: bool) {
+        if grouping != self.grouping {
+            return;
+        }
+        let before = self.newest.replace(sample.clone());
+        if !is_paused {
+            (self.before, self.now) = (before, Some(sample));
+        }
+    }
+
+    /// Changes what the rows are about, and forgets the samples.
+    pub(crate) fn set_grouping(&mut self, grouping: Grouping) {
+        *self = Self { is_shown: self.is_shown, grouping, ..Self::default() };
     }
 }
 

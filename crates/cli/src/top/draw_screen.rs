@@ -63,6 +63,13 @@ fn draw_tables_and_events(
         let event = split_bottom_line(&mut area);
         draw_line(buffer, event, &last_event_text(state), theme.dim_style());
     }
+    if state.io_page.is_shown {
+        let grid = screen_table(state, ScreenTable::Io);
+        let chosen = state.io_page.chosen.min(grid.rows.len().saturating_sub(1));
+        TableDrawing { grid, chosen: Some(chosen), has_focus: true }
+            .draw_table(buffer, area, theme);
+        return;
+    }
     if state.shown.as_ref().is_some_and(|shown| shown.sample.reactors.is_empty()) {
         draw_line(
             buffer,
@@ -129,6 +136,7 @@ fn selected_row(state: &AppState, which: ScreenTable) -> Option<usize> {
             let last = state.poller_rows().len().checked_sub(1)?;
             Some(state.chosen.poller.min(last))
         }
+        ScreenTable::Io => Some(state.io_page.chosen),
     }
 }
 
@@ -217,8 +225,16 @@ fn key_help_line(state: &AppState) -> String {
     if matches!(state.stage, ConnectionStage::Choosing(_)) {
         return "q quit  ? help  enter watch".into();
     }
-    let (table, sort) = (state.focus.title(), state.current_sort(state.focus).name());
-    format!("q quit  ? help  tab next table  s sort ({table} by {sort})  p pause  l list")
+    let (table, sort) = (state.active_table(), state.current_sort(state.active_table()).name());
+    let (title, grouping) = (table.title(), state.io_page.grouping.name());
+    match table {
+        ScreenTable::Io => format!(
+            "q quit  ? help  i reactors  tab by {grouping}  s sort (by {sort})  p pause  l list"
+        ),
+        _ => format!(
+            "q quit  ? help  i I/O  tab next table  s sort ({title} by {sort})  p pause  l list"
+        ),
+    }
 }
 
 fn draw_help(buffer: &mut Buffer, mut area: Rect) {

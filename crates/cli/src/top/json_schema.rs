@@ -85,6 +85,35 @@ const POLLER: &[FieldSchema] = &[
     ),
 ];
 
+const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
+
+const IO: &[FieldSchema] = &[
+    FieldSchema::new("protocol", ResultType::Text, "nvme-tcp, nbd, vfio-user, vhost-user or ublk"),
+    FieldSchema::new(
+        "export",
+        ResultType::Text,
+        "subsystem, NBD export, or where a device is served",
+    ),
+    FieldSchema::new("namespace", WHOLE, "namespace identifier; null for NBD"),
+    FieldSchema::new("host", TEXT, "always null: a row is of all hosts"),
+    FieldSchema::new("controller", WHOLE, "always null: a row is of all controllers"),
+    FieldSchema::new("queue", WHOLE, "always null: a row is of all queues"),
+    number_field("reads_per_s", "successful reads per second"),
+    number_field("read_kib_per_s", "KiB read per second"),
+    number_field("read_await_ms", "mean latency of reads"),
+    number_field("writes_per_s", "successful writes per second"),
+    number_field("written_kib_per_s", "KiB written per second"),
+    number_field("write_await_ms", "mean latency of writes"),
+    number_field("flushes_per_s", "successful flushes per second"),
+    number_field("flush_await_ms", "mean latency of flushes"),
+    number_field("deallocations_per_s", "successful deallocations per second"),
+    number_field("queue_size", "mean number of commands in flight"),
+    number_field("util_percent", "share of the time with commands in flight, of the busiest queue"),
+    number_field("limited_per_s", "commands per second that waited for a limit"),
+    number_field("limit_wait_ms", "mean time that these waited"),
+    number_field("errors_per_s", "failed commands per second"),
+];
+
 /// Schema of the `--json` output. Its names are stable: fields may be added, but none is changed.
 pub(crate) const SHAPE: ResultType = ResultType::Record(&[
     integer_field("monotonic_ns", "when the second sample was taken, by the clock of the reactors"),
@@ -98,4 +127,5 @@ pub(crate) const SHAPE: ResultType = ResultType::Record(&[
     FieldSchema::new("reactors", ResultType::Rows(REACTOR), "each reactor"),
     FieldSchema::new("threads", ResultType::Rows(THREAD), "each light thread"),
     FieldSchema::new("pollers", ResultType::Rows(POLLER), "each poller"),
+    FieldSchema::new("io", ResultType::Rows(IO), "I/O of each namespace and export that is served"),
 ]);

@@ -2,8 +2,9 @@
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::app_state::{AppState, ConnectionStage, ScreenTable};
+use super::app_state::{AppState, ConnectionStage, IoPage, ScreenTable};
 use super::row_order::TableSort;
+use crate::io_rates::Grouping;
 
 /// Command for the sampling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +13,16 @@ pub(crate) enum SamplerRequest {
     Attach(u32),
     /// Detach, and list the running processes.
     List,
+    /// Sample the I/O statistics too, by what their rows are about; `None` to stop that.
+    SampleIo(Option<Grouping>),
 }
 
 /// All keys with their descriptions.
-pub(crate) const KEYS: [(&str, &str); 10] = [
+pub(crate) const KEYS: [(&str, &str); 11] = [
     ("up down, j k", "choose another row"),
     ("PgUp PgDn Home End", "further, and to the ends"),
-    ("tab, shift-tab", "go to the next table, or back"),
+    ("i", "show the I/O of exports and hosts, or the reactors again"),
+    ("tab, shift-tab", "go to the next table, or back; of I/O: by namespace, host or export"),
     ("enter", "show only the threads of the chosen reactor, or all again; choose a process"),
     ("s, S", "sort the table by the next column, or the previous one"),
     ("p, space", "pause, and go on"),
@@ -27,6 +31,9 @@ pub(crate) const KEYS: [(&str, &str); 10] = [
     ("esc", "take back: this, or the choice of a reactor"),
     ("q, ctrl-c", "quit"),
 ];
+
+/// What the rows of the I/O page are about, in the order of the tab key.
+const GROUPINGS: [Grouping; 3] = [Grouping::Namespace, Grouping::Host, Grouping::Export];
 
 /// Rows per page.
 const PAGE: isize = 10;
@@ -51,8 +58,9 @@ impl AppState {
             KeyCode::PageDown => self.move_selection(PAGE),
             KeyCode::Home => self.move_selection(isize::MIN),
             KeyCode::End => self.move_selection(isize::MAX),
-            KeyCode::Tab | KeyCode::Right => self.move_focus(1),
-            KeyCode::BackTab | KeyCode::Left => self.move_focus(ScreenTable::ALL.len() - 1),
+            KeyCode::Char('i') => return self.toggle_io_page(),
+            KeyCode::Tab | KeyCode::Right => return self.move_focus(1),
+            KeyCode::BackTab | KeyCode::Left => return self.move_focus(ScreenTable::ALL.len() - 1),
             KeyCode::Char('s') => self.change_sort(1),
             KeyCode::Char('S') => self.change_sort(-1),
             KeyCode::Char('p' | ' ') => self.is_paused = !self.is_paused,
@@ -77,29 +85,52 @@ impl AppState {
                 .get(self.chosen.process)
                 .map(|running| SamplerRequest::Attach(running.pid));
         }
-        if self.focus == ScreenTable::Reactors {
+        if self.active_table() == ScreenTable::Reactors {
             self.is_narrow = !self.is_narrow;
         }
         None
     }
 
-    fn move_focus(&mut self, tables: usize) {
+    fn toggle_io_page(&mut self) -> Option<SamplerRequest> {
+        let IoPage { is_shown, grouping, .. } = &mut self.io_page;
+        *is_shown = !*is_shown;
+        Some(SamplerRequest::SampleIo(is_shown.then_some(*grouping)))
+    }
+
+    /// Table that the keys act on.
+    pub(crate) fn active_table(&self) -> ScreenTable {
+        if self.io_page.is_shown { ScreenTable::Io } else { self.focus }
+    }
+
+    fn move_focus(&mut self, tables: usize) -> Option<SamplerRequest> {
+        if self.io_page.is_shown {
+            let place = GROUPINGS.iter().position(|one| *one == self.io_page.grouping).unwrap_or(0);
+            let grouping = GROUPINGS[(place + tables) % GROUPINGS.len()];
+            self.io_page.set_grouping(grouping);
+            return Some(SamplerRequest::SampleIo(Some(grouping)));
+        }
         let place = ScreenTable::ALL.iter().position(|table| *table == self.focus).unwrap_or(0);
         self.focus = ScreenTable::ALL[(place + tables) % ScreenTable::ALL.len()];
+        None
     }
 
     fn change_sort(&mut self, step: isize) {
-        let all = TableSort::sorts_of_table(self.focus);
-        let now = self.current_sort(self.focus);
+        let table = self.active_table();
+        let all = TableSort::sorts_of_table(table);
+        let now = self.current_sort(table);
         let place = all.iter().position(|sort| *sort == now).unwrap_or(0);
         let next = place.cast_signed().wrapping_add(step).rem_euclid(all.len().cast_signed());
-        self.sorts.insert(self.focus, all[next.cast_unsigned()]);
+        self.sorts.insert(table, all[next.cast_unsigned()]);
     }
 
     /// Moves the selection down by this many rows.
     fn move_selection(&mut self, rows: isize) {
         if let ConnectionStage::Choosing(running) = &self.stage {
             self.chosen.process = moved_index(self.chosen.process, rows, running.len());
+            return;
+        }
+        if self.io_page.is_shown {
+            self.io_page.chosen = moved_index(self.io_page.chosen, rows, self.io_rows().len());
             return;
         }
         let Some(sample) = self.shown.as_ref().map(|shown| &shown.sample) else { return };
@@ -119,6 +150,8 @@ impl AppState {
                 let count = self.poller_rows().len();
                 self.chosen.poller = moved_index(self.chosen.poller, rows, count);
             }
+            // It has the focus on its page only.
+            ScreenTable::Io => {}
         }
     }
 }
@@ -138,6 +171,7 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
     use super::SamplerRequest;
+    use crate::io_rates::Grouping;
     use crate::top::app_state::tests::watching_state;
     use crate::top::app_state::{AppState, RunningProcess, SamplerUpdate, ScreenTable};
     use crate::top::row_order::TableSort;
@@ -210,6 +244,26 @@ mod tests {
         let keys = [KeyCode::Down, KeyCode::Down, KeyCode::Enter];
         assert_eq!(press_keys(&mut state, &keys), Some(SamplerRequest::Attach(8)));
         assert_eq!(press_keys(&mut state, &[KeyCode::Char('l')]), Some(SamplerRequest::List));
+    }
+
+    #[test]
+    fn io_page_is_switched_and_its_grouping_is_sampled() {
+        let mut state = watching_state(2, 5);
+        let sampled = |grouping| Some(SamplerRequest::SampleIo(grouping));
+        let by = |grouping| sampled(Some(grouping));
+        assert_eq!(press_keys(&mut state, &[KeyCode::Char('i')]), by(Grouping::Namespace));
+        assert_eq!(press_keys(&mut state, &[KeyCode::Tab]), by(Grouping::Host));
+        assert_eq!(press_keys(&mut state, &[KeyCode::Tab]), by(Grouping::Export));
+        assert_eq!(press_keys(&mut state, &[KeyCode::BackTab]), by(Grouping::Host));
+        for sort in TableSort::sorts_of_table(ScreenTable::Io) {
+            assert_eq!(state.current_sort(ScreenTable::Io), *sort);
+            press_keys(&mut state, &[KeyCode::Char('s'), KeyCode::Down, KeyCode::End]);
+        }
+        assert_eq!(press_keys(&mut state, &[KeyCode::Char('i')]), sampled(None));
+        assert_eq!(
+            (state.focus, press_keys(&mut state, &[KeyCode::Tab])),
+            (ScreenTable::Threads, None)
+        );
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use serde_json::{Map, Value};
 use tenmil_base::{Error, Span};
+use tenmil_linux::Clock;
 use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
 
 use super::process_sample::{
     ProcessInfo, ProcessSample, SchedulerInfo, command_error, parse_result,
 };
+use crate::io_rates::{Grouping, IoSample};
 
 /// Response time after which a process counts as not responding.
 pub(crate) const TIME_LIMIT: Span = Span::from_secs(1);
@@ -37,4 +39,19 @@ pub(crate) fn query_scheduler_policy(client: &mut RpcClient) -> Result<Option<St
         }
         Err(refusal) => Err(refusal),
     }
+}
+
+/// Queries the I/O statistics; a process that serves nothing has no rows.
+pub(crate) fn query_io(
+    client: &mut RpcClient,
+    clock: &Clock,
+    grouping: Grouping,
+) -> Result<IoSample, RpcError> {
+    let rows = match client.call_method("io_statistics", grouping.parameters(), TIME_LIMIT) {
+        Err(refusal) if matches!(refusal.code, ErrorCode::NotFound | ErrorCode::NoSuchMethod) => {
+            Value::Array(Vec::new())
+        }
+        result => result?,
+    };
+    Ok(IoSample::new(clock.now(), &rows))
 }

@@ -1,6 +1,7 @@
 //! Rows of the tables and their order.
 
-use super::app_state::{AppState, ScreenTable};
+use super::app_state::{AppState, IoPage, ScreenTable};
+use crate::io_rates::{IoRates, IoRow};
 
 /// Sort key of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,14 @@ pub(crate) enum TableSort {
     Longest,
     Polls,
     Found,
+    Reads,
+    Writes,
+    BytesRead,
+    BytesWritten,
+    ReadAwait,
+    WriteAwait,
+    QueueSize,
+    Errors,
 }
 
 impl TableSort {
@@ -38,6 +47,17 @@ impl TableSort {
                 Self::Migrations,
             ],
             ScreenTable::Pollers => &[Self::Number, Self::Name, Self::Polls, Self::Found],
+            ScreenTable::Io => &[
+                Self::Name,
+                Self::Reads,
+                Self::BytesRead,
+                Self::ReadAwait,
+                Self::Writes,
+                Self::BytesWritten,
+                Self::WriteAwait,
+                Self::QueueSize,
+                Self::Errors,
+            ],
         }
     }
 
@@ -54,6 +74,14 @@ impl TableSort {
             Self::Longest => "longest iteration",
             Self::Polls => "polls",
             Self::Found => "found work",
+            Self::Reads => "r/s",
+            Self::Writes => "w/s",
+            Self::BytesRead => "rkB/s",
+            Self::BytesWritten => "wkB/s",
+            Self::ReadAwait => "r_await",
+            Self::WriteAwait => "w_await",
+            Self::QueueSize => "aqu-sz",
+            Self::Errors => "err/s",
         }
     }
 }
@@ -136,6 +164,33 @@ impl AppState {
             (index, -key, "")
         };
         sort_rows(pollers.map(row).collect())
+    }
+
+    /// Rows of the I/O page, with their rates if there are two samples.
+    pub(crate) fn io_rows(&self) -> Vec<(&IoRow, Option<IoRates>)> {
+        let IoPage { before, now, .. } = &self.io_page;
+        let Some(now) = now else { return Vec::new() };
+        let mut rows: Vec<_> = match before {
+            Some(before) => now.rates(before).map(|(row, rates)| (row, Some(rates))).collect(),
+            None => now.rates(now).map(|(row, _)| (row, None)).collect(),
+        };
+        let amount = |rates: &Option<IoRates>| {
+            let Some(rates) = rates else { return 0.0 };
+            match self.current_sort(ScreenTable::Io) {
+                TableSort::Reads => rates.reads,
+                TableSort::Writes => rates.writes,
+                TableSort::BytesRead => rates.read_kib,
+                TableSort::BytesWritten => rates.written_kib,
+                TableSort::ReadAwait => rates.read_await_ms,
+                TableSort::WriteAwait => rates.write_await_ms,
+                TableSort::QueueSize => rates.queue,
+                TableSort::Errors => rates.errors,
+                _ => 0.0,
+            }
+        };
+        // The sort is stable, so equal rows stay in the order of their names.
+        rows.sort_by(|one, other| amount(&other.1).total_cmp(&amount(&one.1)));
+        rows
     }
 
     /// The selected reactor; by default the first one.

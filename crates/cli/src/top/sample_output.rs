@@ -11,6 +11,8 @@ use super::process_queries;
 use super::process_sample::{PollerSample, ReactorSample, ThreadSample, command_error};
 use super::rates::{PollerRates, ReactorRates, SampleRates, ThreadRates};
 use super::screen_tables::{all_pollers_table, screen_table};
+use super::table_grid::TableGrid;
+use crate::io_rates::{Grouping, IoRates, IoRow, json_row};
 
 /// Takes two samples, `interval` apart.
 pub(crate) fn sample_twice(client: &mut RpcClient, interval: Span) -> Result<AppState, Error> {
@@ -30,6 +32,9 @@ pub(crate) fn sample_twice(client: &mut RpcClient, interval: Span) -> Result<App
             sample,
             policy: process_queries::query_scheduler_policy(client).map_err(command_error)?,
         });
+        let grouping = Grouping::default();
+        let io = process_queries::query_io(client, &clock, grouping).map_err(command_error)?;
+        state.apply_update(SamplerUpdate::LookedAtIo(grouping, io));
     }
     Ok(state)
 }
@@ -42,8 +47,11 @@ pub(crate) fn state_text(state: &AppState) -> String {
         screen_table(state, ScreenTable::Reactors),
         screen_table(state, ScreenTable::Threads),
         all_pollers_table(state),
+        screen_table(state, ScreenTable::Io),
     ];
-    for grid in grids {
+    let is_shown =
+        |grid: &&TableGrid<'_>| !grid.rows.is_empty() || grid.columns[0].head != "export";
+    for grid in grids.iter().filter(is_shown) {
         text += "\n";
         text += &grid.text_lines();
     }
@@ -74,6 +82,7 @@ pub(crate) fn state_json(state: &AppState) -> Value {
         "reactors": sample.reactors.iter().zip(reactors).map(reactor_json).collect::<Vec<_>>(),
         "threads": sample.threads.iter().zip(threads).map(thread_json).collect::<Vec<_>>(),
         "pollers": sample.pollers.iter().zip(pollers).map(poller_json).collect::<Vec<_>>(),
+        "io": state.io_rows().iter().filter_map(io_json).collect::<Vec<_>>(),
     })
 }
 
@@ -119,6 +128,10 @@ fn poller_json((poller, rates): (&PollerSample, &PollerRates)) -> Value {
         "polls_per_second": rates.polls,
         "found_percent": rates.found_percent,
     })
+}
+
+fn io_json((row, rates): &(&IoRow, Option<IoRates>)) -> Option<Value> {
+    rates.as_ref().map(|rates| json_row(row, rates))
 }
 
 #[cfg(test)]

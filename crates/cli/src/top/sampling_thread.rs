@@ -15,6 +15,7 @@ use super::app_state::{EventLine, RunningProcess, SamplerUpdate};
 use super::key_bindings::SamplerRequest;
 use super::process_queries::{self, TIME_LIMIT};
 use super::process_sample::{ProcessSample, command_error};
+use crate::io_rates::Grouping;
 
 /// Handle of the sampling thread. Dropping it stops the thread, which takes as long as one query.
 #[derive(Debug)]
@@ -62,6 +63,7 @@ impl SamplerHandle {
             request_receiver,
             updates,
             clock,
+            io: None,
         };
         let thread = NamedThread::spawn("top", None, move |stop| watcher.run_sampling(stop))
             .map_err(|error| Error::environment(format!("start a thread: {error}")))?;
@@ -96,6 +98,8 @@ struct Sampler {
     request_receiver: Receiver<SamplerRequest>,
     updates: SyncSender<SamplerUpdate>,
     clock: Clock,
+    /// What the rows of the I/O statistics are about, while they are sampled.
+    io: Option<Grouping>,
 }
 
 /// End of watching a process: it has exited, another command has arrived, or the screen is closed.
@@ -124,6 +128,10 @@ impl Sampler {
         (self.selected, self.must_list) = match request {
             SamplerRequest::Attach(pid) => (Some(WatchedProcess::Pid(pid)), false),
             SamplerRequest::List => (None, true),
+            SamplerRequest::SampleIo(grouping) => {
+                self.io = grouping;
+                return;
+            }
         };
     }
 
@@ -172,11 +180,15 @@ impl Sampler {
                 Ok(new_events) => self.send_update(new_events)?,
                 Err(refusal) => self.handle_error(refusal)?,
             }
+            self.sample_io(client)?;
             let mut events_left = EVENTS_MAX;
             while self.clock.now() < next && !stop.is_stopped() {
                 if let Ok(request) = self.request_receiver.try_recv() {
                     self.handle_request(request);
-                    return Err(WatchEnd);
+                    if !matches!(request, SamplerRequest::SampleIo(_)) {
+                        return Err(WatchEnd);
+                    }
+                    self.sample_io(client)?;
                 }
                 let wait = POLL_INTERVAL.min(next.since(self.clock.now()));
                 match client.next_event(wait) {
@@ -191,6 +203,15 @@ impl Sampler {
             interval = self.interval;
         }
         Ok(())
+    }
+
+    /// Samples the I/O statistics, if they are shown. A process that serves nothing has no rows.
+    fn sample_io(&self, client: &mut RpcClient) -> Result<(), WatchEnd> {
+        let Some(grouping) = self.io else { return Ok(()) };
+        match process_queries::query_io(client, &self.clock, grouping) {
+            Ok(sample) => self.send_update(SamplerUpdate::LookedAtIo(grouping, sample)),
+            Err(refusal) => self.handle_error(refusal),
+        }
     }
 
     fn take_sample(&self, client: &mut RpcClient) -> Result<SamplerUpdate, RpcError> {

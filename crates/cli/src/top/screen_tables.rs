@@ -6,6 +6,7 @@ use super::format::{escape, format_count, format_percent, format_rate, format_sp
 use super::process_sample::{PollerSample, ProcessSample, ReactorSample, ThreadSample};
 use super::rates::{PollerRates, ReactorRates, ThreadRates};
 use super::table_grid::{ColumnWidth, GridCell, GridColumn, TableGrid, TextTone};
+use crate::io_rates::{COLUMNS, IoRates, IoRow};
 
 const fn new_column(head: &'static str, width: ColumnWidth, rank: u8) -> GridColumn {
     GridColumn { head, width, rank }
@@ -50,6 +51,24 @@ const POLLERS: &[GridColumn] = &[
     new_column("", ColumnWidth::Picture(6, 24), 2),
 ];
 
+const IO: &[GridColumn] = &[
+    new_column("export", ColumnWidth::Name(20), 0),
+    new_column("r/s", ColumnWidth::Number, 0),
+    new_column("rkB/s", ColumnWidth::Number, 2),
+    new_column("r_await", ColumnWidth::Number, 4),
+    new_column("w/s", ColumnWidth::Number, 1),
+    new_column("wkB/s", ColumnWidth::Number, 3),
+    new_column("w_await", ColumnWidth::Number, 5),
+    new_column("f/s", ColumnWidth::Number, 8),
+    new_column("f_await", ColumnWidth::Number, 10),
+    new_column("d/s", ColumnWidth::Number, 11),
+    new_column("aqu-sz", ColumnWidth::Number, 6),
+    new_column("%util", ColumnWidth::Number, 9),
+    new_column("lim/s", ColumnWidth::Number, 12),
+    new_column("lim_wait", ColumnWidth::Number, 13),
+    new_column("err/s", ColumnWidth::Number, 7),
+];
+
 const PROCESSES: &[GridColumn] = &[
     new_column("process", ColumnWidth::Number, 0),
     new_column("command line", ColumnWidth::Name(20), 0),
@@ -61,7 +80,28 @@ pub(crate) fn screen_table(state: &AppState, table: ScreenTable) -> TableGrid<'_
         ScreenTable::Reactors => reactor_table(state),
         ScreenTable::Threads => thread_table(state),
         ScreenTable::Pollers => poller_table(state, &state.poller_rows()),
+        ScreenTable::Io => io_table(state),
     }
+}
+
+/// Columns are those of `tenmil iostat`.
+fn io_table(state: &AppState) -> TableGrid<'_> {
+    let row = |(row, rates): (&IoRow, Option<IoRates>)| {
+        let mut cells = vec![text_cell(row.title())];
+        match rates {
+            None => cells.extend(COLUMNS.map(|_| dim_cell("-"))),
+            Some(rates) => cells.extend(rates.values().into_iter().zip(COLUMNS).map(
+                |(value, (name, digits))| match (name, value > 0.0) {
+                    (_, false) => dim_cell("0"),
+                    ("err/s", true) => GridCell::Text(format_rate(value), TextTone::Alarm),
+                    _ if digits > 0 => text_cell(format!("{value:.digits$}")),
+                    _ => text_cell(format_rate(value)),
+                },
+            )),
+        }
+        cells
+    };
+    TableGrid { columns: IO, rows: state.io_rows().into_iter().map(row).collect() }
 }
 
 /// Table of the pollers of all threads.
