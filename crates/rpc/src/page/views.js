@@ -74,12 +74,20 @@ function keysOf(operation, row) {
   return operation.parameters.filter(one => isKey(one) && ['string', 'number'].includes(typeof row[one.name])).map(one => one.name);
 }
 
+/** Columns that identify a row come first; JSON objects have no order. */
+const FIRST = ['subsystem', 'nqn', 'host', 'name', 'id', 'nsid', 'address', 'device', 'path', 'uri'];
+
+function columnsOf(row) {
+  const rank = name => { const at = FIRST.indexOf(name); return at < 0 ? FIRST.length : at; };
+  return Object.keys(row).sort((one, other) => rank(one) - rank(other));
+}
+
 /** Tables of lists with what can be done to their elements. `columns` limits the columns. */
 function listSection(state, name, heading, columns, options = {}) {
   const rows = state.rows[name];
   if (rows === null || rows === undefined) return null;
   const create = state.operations.find(one => one.isCreate && one.name === name);
-  const names = (columns ?? Object.keys(rows[0] ?? {})).filter(column => !rows.length || rows.some(row => row[column] !== undefined));
+  const names = (columns ?? columnsOf(rows[0] ?? {})).filter(column => !rows.length || rows.some(row => row[column] !== undefined));
   return [
     el('h2', {}, `${heading} (${rows.length})`),
     create ? el('div', { class: 'toolbar' }, button(state, create, `Create ${title(SINGULAR(name))}`, {}, `create-${name}`, 'primary')) : null,
