@@ -72,7 +72,7 @@ pub enum FlightEventKind {
     QueueConnected,
     /// The target reports an error of its own, which is in the log.
     TargetError,
-    /// A path to a remote device changed its state: number of the path, the state.
+    /// A path to a remote device changed its state: number of the path in the device's URI, the change.
     PathChanged,
     /// Slow commands were dropped from the slow-I/O log, whose queue was full: their number.
     SlowIoDropped,
@@ -376,6 +376,7 @@ impl FlightLog {
             Kind::ControllerCreated => format!("connection {first}, controller {second}"),
             Kind::QueueConnected => format!("connection {first}, queue {second}"),
             Kind::TargetError => "see the log".to_owned(),
+            Kind::PathChanged if first == u64::MAX => unpack_text(second),
             Kind::PathChanged => format!("path {first}, {}", unpack_text(second)),
             Kind::SlowIoDropped => format!("{first} commands"),
             Kind::Panicked => "see the log".to_owned(),

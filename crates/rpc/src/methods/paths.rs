@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use tenmil_nvme_fabrics::{PathChange, PathRow, PathTable};
+use tenmil_reactor::flight_recorder::{self, FlightEventKind};
 
 use super::mirrors_and_delays::is_uri_of_device;
 use crate::event::{Event, EventKind, EventSender};
@@ -79,7 +80,12 @@ const fn path_event_kind(name: &'static str, help: &'static str) -> EventKind {
 /// Sends an event for each change of a path in `table`.
 pub fn subscribe_path_events(table: &PathTable, sender: EventSender) {
     table.set_observer(Box::new(move |device, address, change| {
-        sender.emit(path_event(device, address, change));
+        let event = path_event(device, address, change);
+        let name = event.kind.name.trim_start_matches("path-");
+        let path = change.path_index().map_or(u64::MAX, |path| path as u64);
+        let arguments = [path, flight_recorder::pack_text(name)];
+        flight_recorder::record_now(FlightEventKind::PathChanged, arguments);
+        sender.emit(event);
     }));
 }
 
