@@ -35,6 +35,7 @@ mod serve;
 mod set;
 mod shell_completion_script;
 mod sim;
+mod support_bundle;
 mod timeouts;
 mod top;
 mod unbind;
@@ -113,6 +114,8 @@ enum Command {
     Volume(volume::VolumeArguments),
     /// Generate, import, export, list or remove keys of NVMe/TCP: TLS and DH-HMAC-CHAP.
     Key(key::KeyArguments),
+    /// Collect what a report about a problem needs into one file, without secrets.
+    SupportBundle(support_bundle::SupportBundleArguments),
     /// Show the reactors, threads and pollers of a running tenmil process, live.
     Top(top::TopArguments),
     /// Print a shell completion script.
@@ -194,6 +197,7 @@ Examples:
   tenmil key generate psk db               a TLS key for NVMe/TCP
   tenmil get                               queries that a running process supports
   tenmil top                               load of its reactors and threads, live
+  tenmil support-bundle                    one file for a report about a problem
 
 An emulated SSD needs no hardware, no root and no huge pages.
 Exit codes: 0 success; 1 the machine is not set up for it (see `tenmil doctor`); 2 invalid use;
@@ -232,6 +236,7 @@ pub fn run_command_line(
 /// the panic hook alone.
 pub fn install_panic_logging() {
     crate::process_log::install_panic_hook();
+    crate::flight_record::extend_panic_hook();
 }
 
 /// The lines of the error that ends the process.
@@ -326,6 +331,9 @@ fn dispatch(
         Ok(CommandLine { command: Command::Pool(store) }) => pool::run_pool(&store, out),
         Ok(CommandLine { command: Command::Volume(volume) }) => volume::run_volume(&volume, out),
         Ok(CommandLine { command: Command::Key(key) }) => key::run_key(&key, out),
+        Ok(CommandLine { command: Command::SupportBundle(bundle) }) => {
+            support_bundle::run_support_bundle(&bundle, out)
+        }
         Ok(CommandLine { command: Command::Top(top) }) => top::run_top(&top, out),
         Ok(CommandLine { command: Command::Completions(asked) }) => {
             shell_completion_script::run_completions(&asked, clap_command(), out)

@@ -14,6 +14,7 @@
 
 pub mod commands;
 pub mod copy;
+mod flight_record;
 mod io_rates;
 mod process_log;
 pub mod proxy;

@@ -22,13 +22,18 @@ use std::process::ExitCode;
 
 use clap::Args;
 use tenmil_base::{Error, Span};
+use tenmil_block::quantity_parser::parse_time;
 use tenmil_block::uri::Uri;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tenmil_linux::{Clock, CpuList};
+use tenmil_reactor::flight_recorder::{self, FlightEventKind};
 use tenmil_reactor::thread_scheduler::Options;
-use tenmil_reactor::{PollMode, ReactorOptions, Reactors};
+use tenmil_reactor::{PollMode, ReactorError, ReactorOptions, Reactors, StallReport};
 use tenmil_rpc::target_config::{NbdListener, TargetConfig};
-use tenmil_rpc::{EventRelay, EventSender, RpcServer};
+use tenmil_rpc::{EventRelay, EventSender, RpcServer, parse_slow_io};
+use tenmil_serve::SlowIoLog;
+
+use crate::flight_record;
 
 use super::control_options::ControlOptions;
 use super::perf::{named_value_parser, parse_integer, parse_nonzero, parse_nonzero_bytes};
@@ -188,6 +193,15 @@ pub(super) struct ServeArguments {
     #[arg(long)]
     governor: bool,
 
+    /// Log commands of NVMe/TCP and NBD that take this long from reception to completion, with the times of their
+    /// stages; `tenmil set slow_io` changes it at run time
+    #[arg(long, value_name = "TIME", value_parser = parse_slow_io_time, conflicts_with = "config")]
+    slow_io: Option<Span>,
+
+    /// Report a reactor whose iteration lasts longer than this: what runs, for how long, and its stack
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_stall_time)]
+    stall_time: Span,
+
     /// Rights that the server drops once it serves: `on` drops capabilities and restricts system calls
     /// (seccomp) and paths (Landlock), as far as the kernel can; `report` denies nothing, and the kernel
     /// logs the system calls that `on` would deny; `off` drops nothing
@@ -273,6 +287,8 @@ Examples:
   tenmil serve /var/tmp/pool/db -l nbd:/tmp/db.sock    volume db of pool /var/tmp/pool
   tenmil serve ram:1g -l nbd:/tmp/a.sock --cores 0-3 --scheduler 'dynamic?load=10' --governor
       tenmil get scheduler
+  tenmil serve /dev/sda -l tcp://127.0.0.1:4420 --slow-io 10ms
+      tenmil get flight_recorder
 
 docs/operator/ublk.md, docs/operator/nvme-tcp-target.md and docs/user/device-uris.md describe the details.";
 
@@ -282,6 +298,19 @@ fn parse_connection_count(text: &str) -> Result<u32, String> {
         0 => Err(format!("`{text}` is none, expected at least 1")),
         count => Ok(count),
     }
+}
+
+/// A threshold for slow commands.
+fn parse_slow_io_time(text: &str) -> Result<Span, String> {
+    parse_slow_io(text)?
+        .ok_or_else(|| "`off` is the default, expected a time such as 10ms".to_owned())
+}
+
+/// A time of 10 ms at least: `250ms`, `2s`.
+fn parse_stall_time(text: &str) -> Result<Span, String> {
+    let time = parse_time(text)?;
+    let is_permitted = time >= Span::from_ms(10);
+    is_permitted.then_some(time).ok_or_else(|| format!("`{text}`: expected at least 10ms"))
 }
 
 /// A time of a second at least: `90`, `90s`, `15m`, `2h`.
@@ -454,12 +483,38 @@ fn start_reactors(arguments: &ServeArguments, clock: &Clock) -> Result<BalancedR
     let cores = serving_cores(arguments, &CpuList::allowed_cpus())?;
     let options = ReactorOptions { poll: arguments.poll, ..ReactorOptions::default() };
     let ServeArguments { scheduler, governor, .. } = arguments;
-    let reactors = Reactors::start_on_cores(&cores, &options, clock)
-        .map_err(|why| Error::new(why.category(), why.to_string()))?;
+    let refuse = |why: ReactorError| Error::new(why.category(), why.to_string());
+    let mut reactors = Reactors::start_on_cores(&cores, &options, clock).map_err(refuse)?;
+    reactors.start_watchdog(arguments.stall_time, log_stall).map_err(refuse)?;
     let tell = |text: String| tracing::info!("{text}");
     let balance =
         BalancerGuard::start_balancer(scheduler, *governor, reactors.registry(), &cores, &tell)?;
     Ok(BalancedReactors { reactors, balance })
+}
+
+/// Logs slow commands and sends their events.
+fn log_slow_io(log: &SlowIoLog, announcer: Option<&EventSender>) {
+    while let Some(slow) = log.next_command() {
+        tracing::warn!(cause = %slow.source.export, event = "slow-io", "{slow}");
+        if let Some(announcer) = announcer {
+            announcer.emit_slow_io(&slow);
+        }
+    }
+    let dropped = log.take_dropped();
+    if dropped > 0 {
+        tracing::warn!("slow I/O: {dropped} more commands were slow and are not logged");
+        flight_recorder::record_now(FlightEventKind::SlowIoDropped, [dropped, 0]);
+        if let Some(announcer) = announcer {
+            announcer.emit_slow_io_dropped(dropped);
+        }
+    }
+}
+
+/// Logs a stalled reactor, and writes the flight recorder to a file.
+fn log_stall(stall: &StallReport) {
+    let recorded = flight_record::log_line(flight_record::write_flight_record(&stall.to_string()));
+    let recorded = recorded.map_or_else(String::new, |line| format!("; {line}"));
+    tracing::error!(cause = %stall.reactor, event = "reactor-stalled", "{stall}{recorded}");
 }
 
 /// The sender for events of RPC clients, if the control socket exists.

@@ -22,7 +22,8 @@ use super::sandbox::{self, ServedParts};
 use super::service_manager;
 use super::transport::ServeTransport;
 use super::{
-    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, open_listener, start_reactors,
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, log_slow_io, open_listener,
+    start_reactors,
 };
 use crate::commands::rpc_endpoint;
 
@@ -53,6 +54,7 @@ pub(super) fn serve_nbd(
     let served = Arc::new(claim_device_for_export(arguments, &uri, opened, &regions, clock)?);
     let listen_sockets =
         listen.iter().map(|(address, _)| open_listener(address)).collect::<Result<Vec<_>, _>>()?;
+    served.slow_io().set_threshold(arguments.slow_io);
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let connections_max = arguments.max_connections.unwrap_or(CLIENTS_MAX);
@@ -99,6 +101,7 @@ pub(super) fn serve_nbd(
                 announcer.emit_tls_reload(served.export().name(), applied.err().as_ref());
             }
         }
+        log_slow_io(served.slow_io().log(), event_sender(&requested));
         sandbox::log_denied_calls(event_sender(&requested));
         service_manager::keep_alive(reactors);
         if let Some((_, relay)) = &mut requested {

@@ -32,9 +32,11 @@ use super::sandbox::{self, ServedParts};
 use super::service_manager;
 use super::transport::ServeTransport;
 use super::{
-    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, read_configuration, start_reactors,
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, log_slow_io, read_configuration,
+    start_reactors,
 };
 use crate::commands::rpc_endpoint;
+use crate::flight_record;
 use tenmil_bench::balance::BalancedReactors;
 use tenmil_devices::pcie::regions_for;
 use tenmil_devices::tcp::discovery_nqn_and_serial;
@@ -69,6 +71,9 @@ pub(super) fn serve_nvme_tcp(
     set_discovery_name(&service, config)?;
     let state = open_state_directory(config, &arguments.adopt_reservations)
         .map_err(|unfit| apply_error_in_file(arguments, unfit))?;
+    if let Some(path) = &config.state {
+        flight_record::set_state_directory(path.clone());
+    }
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let server = Server::start(ServerConfig {
@@ -200,6 +205,7 @@ fn log_events(service: &Service, announcer: Option<&EventSender>) {
             announcer.emit_target_event(&new_events);
         }
     }
+    log_slow_io(service.slow_io_log(), announcer);
 }
 
 /// Logs the events of NBD exports and forwards their events to RPC clients.

@@ -48,7 +48,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         is_read_only: arguments.read_only,
         hosts: HostsConfig::Any,
         ana_group: 1,
-        slow_io: None,
+        slow_io: arguments.slow_io,
     };
     let security = security_of_arguments(arguments, &hosts)?;
     let subsystem = target_config::SubsystemConfig {
@@ -80,7 +80,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         listeners: listeners.into_iter().map(listener).collect(),
         // Without a listener there is none: the devices are exported over NBD only.
         subsystems: if listens_for_hosts { vec![subsystem] } else { Vec::new() },
-        slow_io: None,
+        slow_io: arguments.slow_io,
         referrals: Vec::new(),
         limits: connection_limits::limits_of_arguments(arguments),
         nbd: match clients {

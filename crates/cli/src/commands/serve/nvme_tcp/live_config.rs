@@ -383,6 +383,7 @@ impl LiveConfig {
                 None => stood.add_to_service(&listeners, &self.context, &mut changes),
             }
         }
+        self.update_slow_io(&requested, &mut changes);
         if self.configuration.as_ref().is_none_or(|before| before.referrals != requested.referrals)
         {
             self.context.service.set_referrals(requested.referrals.clone());
@@ -475,6 +476,24 @@ impl LiveConfig {
             }
         }
         tightened
+    }
+
+    /// Changes the thresholds for slow commands of new subsystems, and of those whose thresholds are others.
+    fn update_slow_io(&self, requested: &TargetConfig, changes: &mut AppliedChanges) {
+        for subsystem in &requested.subsystems {
+            let thresholds = subsystem.slow_io_thresholds(requested.slow_io);
+            let before = self.configuration.as_ref().and_then(|before| {
+                let same = before.subsystems.iter().find(|before| before.nqn == subsystem.nqn)?;
+                Some(same.slow_io_thresholds(before.slow_io))
+            });
+            if before.as_ref() == Some(&thresholds) {
+                continue;
+            }
+            self.context.service.set_slow_io(&subsystem.nqn, thresholds);
+            if before.is_some() {
+                changes.add_change(format!("changes the slow-io times of {}", subsystem.nqn));
+            }
+        }
     }
 
     /// Closes the listeners. The returned value keeps the subsystems and devices alive.
