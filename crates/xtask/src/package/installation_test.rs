@@ -103,8 +103,6 @@ pub(super) fn test_installation(root: &Path, room: &Path) -> Result<Vec<String>,
     for (version, record) in recorded_releases(root) {
         make_recorded_package(&record, &work.join(format!("old-{version}.deb")))?;
     }
-    let socket = fs::copy(root.join("packaging/systemd/tenmil.socket"), work.join("tenmil.socket"));
-    socket.map_err(|why| format!("copy the socket unit: {why}"))?;
     for (name, script) in SCRIPTS {
         let path = work.join(name);
         fs::write(&path, script).map_err(|why| format!("write {}: {why}", path.display()))?;
