@@ -38,6 +38,13 @@ struct OfferedExport {
     listeners: Vec<u16>,
 }
 
+impl OfferedExport {
+    /// Whether clients of a listener may select it: its device is still there.
+    fn is_offered_at(&self, listener: u16) -> bool {
+        self.listeners.contains(&listener) && !self.device.is_removed()
+    }
+}
+
 /// Exports that a client of a connection may select.
 #[derive(Clone, Debug)]
 pub(super) enum OfferedExports {
@@ -129,7 +136,7 @@ impl ExportSet {
     ) -> Option<Arc<ExportedDevice>> {
         let mut lists = self.lists();
         let entry = SessionEntry::new(session);
-        let mut offered = lists.exports.iter().filter(|one| one.listeners.contains(&listener));
+        let mut offered = lists.exports.iter().filter(|one| one.is_offered_at(listener));
         match (offered.next(), offered.next()) {
             (Some(only), None) => {
                 only.device.add_session(entry);
@@ -183,9 +190,14 @@ impl ExportSet {
         self.lists().negotiating.retain(|one| one.id() != connection);
     }
 
+    /// Whether clients of a listener have nothing to select.
+    pub(super) fn is_empty_at(&self, listener: u16) -> bool {
+        !self.lists().exports.iter().any(|one| one.is_offered_at(listener))
+    }
+
     fn offered_at(&self, listener: u16) -> Vec<Arc<Export>> {
         let lists = self.lists();
-        let offered = lists.exports.iter().filter(|one| one.listeners.contains(&listener));
+        let offered = lists.exports.iter().filter(|one| one.is_offered_at(listener));
         offered.map(|one| Arc::clone(one.device.export())).collect()
     }
 

@@ -1,7 +1,7 @@
 //! Exported device as seen by the listeners, the sessions and the control interface.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::Error;
@@ -30,6 +30,7 @@ pub struct ExportedDevice {
     is_adapted: bool,
     sessions: Mutex<Vec<SessionEntry>>,
     connections: AtomicU64,
+    is_removed: AtomicBool,
     slow_io: ExportSlowIo,
     /// Requests of ended connections, if the statistics of the device include those of other servers.
     own_counters: Option<Mutex<NbdStats>>,
@@ -120,6 +121,7 @@ impl ExportedDevice {
             is_adapted,
             sessions: Mutex::default(),
             connections: AtomicU64::new(0),
+            is_removed: AtomicBool::new(false),
             slow_io: ExportSlowIo::default(),
             own_counters: None,
         })
@@ -219,7 +221,13 @@ impl ExportedDevice {
     /// Removes the device: outstanding requests complete within a second, and all clients are
     /// disconnected.
     pub fn remove_and_disconnect(&self) {
+        self.is_removed.store(true, Ordering::Relaxed);
         self.device.remove();
+    }
+
+    /// Whether the device has been removed. Nothing else is published by it.
+    pub(super) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::Relaxed)
     }
 
     /// Open descriptor, the source of device events.
@@ -232,6 +240,7 @@ impl ExportedDevice {
         match event {
             BdevEvent::Resized { block_count } => self.export.set_block_count(*block_count),
             BdevEvent::Removed => {
+                self.is_removed.store(true, Ordering::Relaxed);
                 self.sessions()
                     .iter()
                     .for_each(|entry| entry.send_command(SessionCommand::DeviceRemoved));

@@ -402,6 +402,10 @@ impl SessionStarter {
         listener: u16,
         start: NegotiationStart,
     ) -> Result<(), Error> {
+        if self.exports.is_empty_at(listener) {
+            let text = format!("{peer}: the listener has no export any more, expected one");
+            return Err(Error::usage(text));
+        }
         let ServerConfig { regions, reactors, clock, connections_max, per_address_max, .. } =
             &self.config;
         let memory_lease = ConnectionMemoryLease::allocate(
