@@ -155,7 +155,7 @@ impl RpcClient {
         end: Instant,
         late: impl Fn() -> RpcError,
     ) -> Result<Value, RpcError> {
-        let connection = connect_socket(&self.path, end.since(self.clock.now()))?;
+        let connection = self.reconnect(end)?;
         let mut exchange = Exchange::new(&connection, self.clock, end);
         exchange.send(&request_bytes(request), &[])?;
         let has_begun = |response: &ResponseParser| match response.head() {
@@ -187,7 +187,16 @@ impl RpcClient {
         {
             return Ok(connection);
         }
-        connect_socket(&self.path, end.since(self.clock.now()))
+        self.reconnect(end)
+    }
+
+    /// A further connection. If nothing listens any more, the process that did has ended.
+    fn reconnect(&self, end: Instant) -> Result<LocalConnection, RpcError> {
+        let connected = connect_socket(&self.path, end.since(self.clock.now()));
+        connected.map_err(|error| match error.code {
+            ErrorCode::NoProcess => connection_closed_error(&io::ErrorKind::UnexpectedEof.into()),
+            _ => error,
+        })
     }
 }
 

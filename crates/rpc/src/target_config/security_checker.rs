@@ -156,7 +156,10 @@ impl ConfigChecker<'_> {
                            \"allowed\" at one";
             return Err(self.config_error("psk", found, problem));
         }
-        if listeners.iter().all(|one| one.security == PortSecurity::TlsRequired) {
+        // A subsystem may have no listener yet.
+        if !listeners.is_empty()
+            && listeners.iter().all(|one| one.security == PortSecurity::TlsRequired)
+        {
             self.check_every_host_has_psk(table, subsystem)?;
         }
         Ok(())
