@@ -77,11 +77,6 @@ fn option_without_effect_on_the_transport_is_rejected() {
             "serve over NBD: --socket is given, expected only with a listener for NVMe/TCP",
         ),
         (
-            format!("{tcp} --limit-iops 100"),
-            "serve over NVMe/TCP: --limit-iops is given, expected only with a listener for NBD \
-             or vfio-user or vhost-user or ublk",
-        ),
-        (
             format!("{tcp} --export-name disk"),
             "serve over NVMe/TCP: --export-name is given, expected only with a listener for NBD",
         ),
@@ -231,11 +226,11 @@ fn unknown_word_is_rejected_with_the_known_ones() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, top, completions, man or config",
+            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener or export",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, top, completions, man or config",
+            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, sim, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener or export",
         ),
         (
             "perf -w backwards",

@@ -1,5 +1,6 @@
 //! What is made for shells and for `man` is something that those take.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -25,7 +26,10 @@ fn offered_candidates(line: &str) -> Vec<String> {
     );
     let program = Path::new(env!("CARGO_BIN_EXE_tenmil")).parent().expect("a directory");
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap_or_default());
-    let output = Command::new("bash").args(["-c", &script]).env("PATH", path).output();
+    // Longer than an argument may be.
+    let mut file = tempfile::NamedTempFile::new().expect("a file");
+    file.write_all(script.as_bytes()).expect("it is written");
+    let output = Command::new("bash").arg(file.path()).env("PATH", path).output();
     let output = output.expect("bash starts");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{line}");
     let text = String::from_utf8(output.stdout).expect("text");

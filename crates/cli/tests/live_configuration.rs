@@ -142,7 +142,9 @@ fn each_object_is_created_seen_by_a_host_and_deleted() {
     assert_eq!(namespace_size(&second, OTHER, 9, ONE), Ok(4 << 20));
     target.json(&format!("subsystem set {OTHER} --listeners {}", target.address));
     assert!(namespace_size(&second, OTHER, 9, ONE).is_err());
-    target.json(&format!("set ana_state subsystem={NQN} listener={second} state=inaccessible"));
+    // Of the subsystem without a load: with the first ANA state it reports ANA, and its hosts reconnect.
+    let first = &target.address;
+    target.json(&format!("set ana_state subsystem={OTHER} listener={first} state=inaccessible"));
     // What the file says now, with its comments, is what is served after a restart.
     let text = target.text();
     for part in ["# any port\n", "# the first host\n", "# The first disk.\n", "# The target of"] {

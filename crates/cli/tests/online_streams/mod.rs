@@ -130,6 +130,7 @@ fn unread_stream_ends_and_releases_its_snapshot() {
     assert_eq!(pool.volume_row("monday")["users"], 0);
 
     let left = send();
+    wait_for_job_state(&server, &pool, true);
     let began = Instant::now();
     let pid = server.pid();
     server.stop_with_sigterm();

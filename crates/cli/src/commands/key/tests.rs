@@ -9,7 +9,7 @@ use super::{KeyArguments, check_no_key_in_arguments, execute_key};
 
 const PSK: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 const SECRET: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
-const HOST: &str = "nqn.psk-test-host";
+const HOST: &str = "nqn.2014-08.org.example:client";
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:a";
 
 #[derive(Parser)]

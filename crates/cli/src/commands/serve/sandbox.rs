@@ -366,10 +366,15 @@ fn path_rules(
         add(Path::new(FREQUENCY_PATH), PathAccess::ReadWrite);
     }
     if let Some(file) = &arguments.config {
-        // A change of the configuration replaces the file, or what its link leads to, by a new one.
+        // A live change replaces the file, or what its link leads to, by a new one. Writing there would also
+        // permit devices there, so it needs to be listed if anything is.
+        let access = match arguments.sandbox_path.is_empty() {
+            true => PathAccess::ReadWrite,
+            false => PathAccess::Read,
+        };
         let files = [Some(file.clone()), file.canonicalize().ok()];
         let directories = files.iter().flatten().filter_map(|file| parent_directory(file));
-        directories.for_each(|directory| add(&directory, PathAccess::ReadWrite));
+        directories.for_each(|directory| add(&directory, access));
     }
     if let Ok(directory) = RuntimeDirectory::of_user() {
         add(directory.path(), PathAccess::ReadWrite);

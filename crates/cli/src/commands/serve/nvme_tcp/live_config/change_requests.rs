@@ -115,7 +115,8 @@ fn save_text(file: Option<&Path>, former: &str, text: &str) -> Result<Option<Str
         }
         Err(error @ ReplaceError::NotReplaced(..)) => {
             let hint = format!(
-                "the user of the server must be able to write {} and its directory",
+                "the user of the server must be able to write {} and its directory, and a server with \
+                 --sandbox-path needs one for that directory",
                 path.display()
             );
             Err(Error::environment(error.to_string()).with_hint(hint))
