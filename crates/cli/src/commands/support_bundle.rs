@@ -10,7 +10,7 @@
 //!   log/…                        end of a log file, if one is named
 //! ```
 //!
-//! Every text passes [`redact`], which removes keys and the options of device URIs.
+//! Every text passes [`redact()`], which removes keys and the options of device URIs.
 
 mod redact;
 mod tar_archive;

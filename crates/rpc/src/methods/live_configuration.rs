@@ -1,7 +1,7 @@
 //! Objects of the configuration of a running target: subsystems, namespaces, hosts and listeners.
 //!
 //! Each is listed by a get method, and created, changed and deleted by methods that edit the text of the
-//! configuration ([`ConfigEdit`](crate::target_config::ConfigEdit)).
+//! configuration ([`ConfigEdit`]).
 
 mod object_rows;
 #[cfg(test)]

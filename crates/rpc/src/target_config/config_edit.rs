@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Comments, order and layout of everything else stay. The result is not checked here, but by
-//! [`TargetConfig::parse`], as a text that a person has edited.
+//! [`TargetConfig::parse`](super::TargetConfig::parse), as a text that a person has edited.
 
 mod array_layout;
 mod removed_table;
