@@ -422,6 +422,7 @@ impl SessionStarter {
         if let Some(only) = &registered {
             handle.set_export(only.export().name());
         }
+        let of_export = registered.clone();
         let is_registered = registered.is_some();
         let session = Session::new(SessionParts {
             stream,
@@ -438,7 +439,13 @@ impl SessionStarter {
             idle_max: self.config.idle_max,
             now: clock.now(),
         });
-        let session = session.map_err(Error::environment)?;
+        let session = session.map_err(|why| {
+            match &of_export {
+                Some(device) => device.remove_session(id),
+                None => exports.remove_session(id),
+            }
+            Error::environment(why)
+        })?;
         let poller_wake = session.poller_wake().map_err(Error::environment)?;
         // With several exports it is reported when the client has selected one.
         if is_registered {

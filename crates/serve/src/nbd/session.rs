@@ -122,7 +122,7 @@ const NO_LIMITS: Limits = Limits {
 
 /// Opens a channel of the selected device.
 pub(super) type OpenSelectedFn =
-    Box<dyn FnOnce(&ExportedDevice) -> Result<Box<dyn IoChannel>, Error> + Send>;
+    Box<dyn Fn(&ExportedDevice) -> Result<Box<dyn IoChannel>, Error> + Send>;
 
 /// Channel of a session whose client has not selected an export: it accepts no request.
 struct NoChannel(Limits);
@@ -146,10 +146,19 @@ impl<S: SessionStream> Session<S> {
         // One descriptor for the socket and the channel: a poller has a single wake source.
         let watch = PollSet::new()?;
         stream.watch(&watch, SOCKET)?;
+        // The channel of the only export is opened before the descriptor is watched: the kernel limits how
+        // deep such descriptors lie in each other, and counts differently afterwards.
+        let backend: Box<dyn IoChannel> = match &registered {
+            Some(device) => open_selected(device).map_err(io::Error::other)?,
+            None => Box::new(NoChannel(NO_LIMITS)),
+        };
+        if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
+            watch.add(descriptor, BACKEND, READABLE)?;
+        }
         let memory = memory_lease.memory();
         let connection = Connection::starting_at(offered, regions, memory, pool, start);
         Ok(Self {
-            backend: Box::new(NoChannel(NO_LIMITS)),
+            backend,
             open_selected: Some(open_selected),
             stream,
             connection,
@@ -191,6 +200,11 @@ impl<S: SessionStream> Session<S> {
         };
         self.handle.set_export(export.name());
         self.slow_queries.set_device(Arc::clone(&device));
+        if registered.is_some_and(|registered| Arc::ptr_eq(registered, &device)) {
+            // Its channel has been opened at the start.
+            self.handle.report_connected();
+            return;
+        }
         let opened = open(&device).and_then(|backend| {
             if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
                 self.watch.add(descriptor, BACKEND, READABLE).map_err(Error::environment)?;

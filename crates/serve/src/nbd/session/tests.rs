@@ -124,7 +124,7 @@ impl TestSession {
         let of_device = Arc::clone(&fences);
         let open_selected = Box::new(move |device: &ExportedDevice| {
             let backend = device.block_device().channel()?;
-            Ok(Box::new(ManualDevice { backend, is_stuck, fences: of_device }) as _)
+            Ok(Box::new(ManualDevice { backend, is_stuck, fences: of_device.clone() }) as _)
         });
         let session = Session::new(SessionParts {
             stream: SocketStream::new(OwnedFd::from(socket), regions.clone()).unwrap(),
