@@ -148,7 +148,7 @@ fn check_api(service: &Service, report: &mut Report) {
     let ready = by_socket(&["http://tenmil/readyz"]);
     report.check("GET /readyz", contains(ready, "serving"));
     let text = by_socket(&["http://tenmil/metrics"]);
-    report.check("GET /metrics", contains(text, "# TYPE tenmil_io_operations_total counter"));
+    report.check("GET /metrics", contains(text, "# TYPE process_cpu_seconds_total counter"));
     let accept = "Accept: application/openmetrics-text;version=1.0.0";
     let text = by_socket(&["-H", accept, "http://tenmil/metrics"]);
     report.check("GET /metrics as OpenMetrics", contains(text, "# EOF"));
