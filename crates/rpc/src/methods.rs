@@ -20,6 +20,8 @@ mod sandbox;
 mod scheduler;
 mod slow_io;
 mod target_configuration;
+#[cfg(test)]
+mod test_calls;
 mod volumes;
 
 pub use copy::CopyProgress;

@@ -291,9 +291,8 @@ mod tests {
     };
 
     use super::RateLimits;
-    use crate::error::RpcError;
-    use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
+    use crate::ProcessParts;
+    use crate::methods::test_calls::call_method;
 
     const NQN: &str = "nqn.2026-01.org.example:disk";
 
@@ -319,24 +318,10 @@ mod tests {
         ProcessParts::new().with_part(RateLimits { service, clock: Clock::start() })
     }
 
-    fn call(state: &ProcessParts, method: &str, parameters: &Value) -> Result<Value, RpcError> {
-        let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
-        let answer = (method.run)(&CallContext {
-            table: &TABLE,
-            state,
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        })?;
-        assert_eq!(method.answer.check_value(&answer), Ok(()));
-        Ok(answer)
-    }
-
     #[test]
     fn changed_limits_are_listed_and_others_stay() {
         let state = process();
-        let rows = call(&state, "limits", &json!({})).unwrap();
+        let rows = call_method(&state, "limits", &json!({})).unwrap();
         let of = |rows: &Value| -> Vec<String> {
             let rows = rows.as_array().unwrap();
             rows.iter().map(|row| row["of"].as_str().unwrap().to_owned()).collect()
@@ -344,23 +329,26 @@ mod tests {
         assert_eq!(of(&rows), ["subsystem", "each-host"]);
         assert_eq!((&rows[0]["iops"], &rows[0]["burst_ms"]), (&Value::Null, &json!(20)));
 
-        call(&state, "set_subsystem_limits", &json!({ "read_iops": 7 })).unwrap();
-        call(&state, "set_host_limits", &json!({ "iops": 50, "burst_ms": 1_500 })).unwrap();
-        let row = call(&state, "set_host_limits", &json!({ "host": "nqn.h", "bytes": 9 })).unwrap();
+        call_method(&state, "set_subsystem_limits", &json!({ "read_iops": 7 })).unwrap();
+        call_method(&state, "set_host_limits", &json!({ "iops": 50, "burst_ms": 1_500 })).unwrap();
+        let row = call_method(&state, "set_host_limits", &json!({ "host": "nqn.h", "bytes": 9 }))
+            .unwrap();
         assert_eq!((&row["iops"], &row["bytes"]), (&json!(50), &json!(9)), "beside those of each");
-        call(&state, "set_namespace_limits", &json!({ "namespace": 1, "write_bytes": 3 })).unwrap();
+        call_method(&state, "set_namespace_limits", &json!({ "namespace": 1, "write_bytes": 3 }))
+            .unwrap();
         let row =
-            call(&state, "set_namespace_limits", &json!({ "namespace": 1, "iops": 4 })).unwrap();
+            call_method(&state, "set_namespace_limits", &json!({ "namespace": 1, "iops": 4 }))
+                .unwrap();
         assert_eq!((&row["write_bytes"], &row["iops"]), (&json!(3), &json!(4)));
 
-        let rows = call(&state, "limits", &json!({})).unwrap();
+        let rows = call_method(&state, "limits", &json!({})).unwrap();
         assert_eq!(of(&rows), ["subsystem", "namespace", "each-host", "host"]);
         assert_eq!(rows[0]["read_iops"], 7);
         assert_eq!((&rows[2]["burst_ms"], &rows[3]["host"]), (&json!(1_500), &json!("nqn.h")));
 
         let none = json!({ "namespace": 1, "iops": 0, "write_bytes": 0 });
-        call(&state, "set_namespace_limits", &none).unwrap();
-        let rows = call(&state, "limits", &json!({})).unwrap();
+        call_method(&state, "set_namespace_limits", &none).unwrap();
+        let rows = call_method(&state, "limits", &json!({})).unwrap();
         assert_eq!(of(&rows), ["subsystem", "each-host", "host"]);
     }
 
@@ -368,9 +356,9 @@ mod tests {
     fn unknown_subsystem_is_refused_with_those_that_exist() {
         let state = process();
         let other = json!({ "subsystem": "nqn.other", "iops": 1 });
-        let error = call(&state, "set_subsystem_limits", &other).unwrap_err();
+        let error = call_method(&state, "set_subsystem_limits", &other).unwrap_err();
         assert!(error.message.contains("nqn.other") && error.message.contains(NQN), "{error:?}");
-        let error = call(&ProcessParts::new(), "limits", &json!({})).unwrap_err();
+        let error = call_method(&ProcessParts::new(), "limits", &json!({})).unwrap_err();
         assert!(error.message.contains("expected one that has"), "{error:?}");
     }
 }

@@ -297,9 +297,9 @@ mod tests {
     use tenmil_linux::Clock;
 
     use super::DeviceControls;
-    use crate::error::{ErrorCode, RpcError};
-    use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
+    use crate::ProcessParts;
+    use crate::error::ErrorCode;
+    use crate::methods::test_calls::call_method;
 
     fn open_test_device(uris: &[&str]) -> (ProcessParts, Vec<tenmil_block::OpenedDevice>) {
         let regions = RegionTable::new(64);
@@ -313,24 +313,6 @@ mod tests {
         let opened: Vec<_> = opened.collect();
         let handles = opened.iter().flat_map(|one| one.handles.clone()).collect();
         (ProcessParts::new().with_part(DeviceControls::new(handles)), opened)
-    }
-
-    fn call_method(
-        state: &ProcessParts,
-        method: &str,
-        parameters: &Value,
-    ) -> Result<Value, RpcError> {
-        let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
-        let answer = (method.run)(&CallContext {
-            table: &TABLE,
-            state,
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        })?;
-        assert_eq!(method.answer.check_value(&answer), Ok(()));
-        Ok(answer)
     }
 
     #[test]

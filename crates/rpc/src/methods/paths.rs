@@ -129,28 +129,18 @@ fn path_row(row: &PathRow) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value, json};
+    use serde_json::{Value, json};
 
     use tenmil_nvme_fabrics::PathSecurity;
 
     use super::{PathChange, PathTable, subscribe_path_events};
+    use crate::ProcessParts;
     use crate::event::event_channel;
-    use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
+    use crate::methods::test_calls::call_method;
 
     fn path_rows(paths: &PathTable, arguments: Value) -> Value {
         let state = ProcessParts::new().with_part(paths.clone());
-        let method = TABLE.find("paths").unwrap();
-        let Value::Object(arguments) = arguments else { panic!("{arguments}") };
-        let arguments = Arguments::validate(method, &arguments).unwrap();
-        (method.run)(&CallContext {
-            table: &TABLE,
-            state: &state,
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        })
-        .unwrap()
+        call_method(&state, "paths", &arguments).unwrap()
     }
 
     #[test]
@@ -202,16 +192,7 @@ mod tests {
         assert_eq!(path_rows(&paths, json!({ "device": "first" }))[0]["address"], "a");
         drop(first);
         assert_eq!(path_rows(&paths, json!({ "device": "first" })), json!([]));
-        let method = TABLE.find("paths").unwrap();
-        let arguments = Arguments::validate(method, &Map::new()).unwrap();
-        let call = CallContext {
-            table: &TABLE,
-            state: &ProcessParts::new(),
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        };
-        let refusal = (method.run)(&call).unwrap_err();
+        let refusal = call_method(&ProcessParts::new(), "paths", &json!({})).unwrap_err();
         assert_eq!(refusal.message, "this process has no paths, expected one that has");
     }
 }

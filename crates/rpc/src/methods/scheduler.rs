@@ -240,9 +240,9 @@ mod tests {
     use tenmil_reactor::thread_scheduler::Options;
 
     use super::SchedulerSource;
-    use crate::error::{ErrorCode, RpcError};
-    use crate::methods::TABLE;
-    use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
+    use crate::ProcessParts;
+    use crate::error::ErrorCode;
+    use crate::methods::test_calls::call_method;
 
     /// Machine without any known topology.
     struct Nowhere;
@@ -266,25 +266,6 @@ mod tests {
         let places = vec![place(0), place(1)];
         let (_balancer, steering) = new_balancer(Options::default(), places, Nowhere).unwrap();
         ProcessParts::new().with_part(SchedulerSource::new(move || Some(steering.clone())))
-    }
-
-    /// Calls a method and checks its result against the schema of its table row.
-    fn call_method(
-        state: &ProcessParts,
-        method: &str,
-        parameters: &Value,
-    ) -> Result<Value, RpcError> {
-        let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
-        let answer = (method.run)(&CallContext {
-            table: &TABLE,
-            state,
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        })?;
-        assert_eq!(method.answer.check_value(&answer), Ok(()));
-        Ok(answer)
     }
 
     #[test]

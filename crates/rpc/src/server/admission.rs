@@ -1,7 +1,7 @@
 //! Which connections the server has, and which it admits.
 //!
 //! If all connections are taken, the one that has waited longest for a complete request is closed for a
-//! new one, so that clients that connect and send nothing keep nobody out.
+//! new one, so that clients that connect and send nothing exclude no other.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

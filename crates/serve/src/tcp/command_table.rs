@@ -11,6 +11,7 @@
 //!
 //! The halves of a fused pair start together: see [`fused_commands`].
 
+mod command_slot;
 mod fused_commands;
 mod held_commands;
 mod slow_io;
@@ -18,7 +19,7 @@ mod slow_io;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use tenmil_base::{Instant, InvalidSegment, MediumGuard, MediumMemory, Memory, RegionId, Segment};
+use tenmil_base::{Instant, InvalidSegment, MediumGuard, MediumMemory, Memory, Segment};
 use tenmil_nvme_tcp::{
     ControllerConnection, DataPlacement, DataTransfer, OwnerCallError, PayloadDigest,
 };
@@ -26,7 +27,8 @@ use tenmil_wire::tcp::Crc32c;
 use tenmil_wire::{Command, Completion, Fuse, Status};
 
 use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostMemory, OWN_BYTES};
-use fused_commands::{FusedFirst, FusedHalf};
+use command_slot::{CommandSlot, CommandState};
+use fused_commands::FusedFirst;
 use held_commands::HeldCommands;
 pub(super) use held_commands::LimitWait;
 pub(super) use slow_io::SlowIoTracker;
@@ -75,30 +77,6 @@ pub(super) enum BufferAccess {
     Pool,
 }
 
-/// Command in its slot.
-#[derive(Debug)]
-struct CommandSlot {
-    command: Command,
-    /// Its memory, set by [`set_buffer`](Self::set_buffer).
-    buffer: Option<Buffer>,
-    /// The first `len_bytes` of the buffer; empty if there is none, or it is shorter. In
-    /// [`CommandState::CompletedInPlace`], a segment of the medium.
-    data: Segment,
-    len_bytes: u32,
-    direction: DataDirection,
-    state: CommandState,
-    received_at: Instant,
-    /// When its data were requested from the host.
-    requested_at: Instant,
-    /// Number of consecutive checks at which its response was unsent while other connections waited
-    /// for memory.
-    stalled_checks: u8,
-    /// Whether its data arrive in the capsule. Set only for halves of fused pairs.
-    is_in_capsule: bool,
-    /// Whether the rate limits have been applied to it. Set only while there are any.
-    has_passed_limits: bool,
-}
-
 /// Result of checking unsent responses that hold pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StalledSend {
@@ -116,29 +94,6 @@ pub(super) enum DataDirection {
     None,
     FromHost,
     ToHost,
-}
-
-/// State of a command: what it waits for. Only this state decides how the command proceeds; the
-/// host's fields are evaluated once, when the command is received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum CommandState {
-    Free,
-    /// Ready to execute, or executing.
-    Ready,
-    /// Completed; the response is queued.
-    Completed,
-    /// Completed; the response is queued, and its data are sent from the medium's memory.
-    CompletedInPlace,
-    /// Completed while its data are still being received; the response follows the data.
-    Draining,
-    /// Waits for a rate limit.
-    AwaitingLimit,
-    /// Waits for a buffer.
-    AwaitingBuffer,
-    /// Its data are being received.
-    AwaitingData,
-    /// Half of a fused pair that has not started.
-    Half(FusedHalf),
 }
 
 /// Result of admitting a received command.
@@ -750,59 +705,6 @@ impl CommandTable {
 
     pub(super) fn buffer_pool(&self) -> &BufferPool {
         self.cache.pool()
-    }
-}
-
-impl CommandSlot {
-    const FREE: Self = Self {
-        command: Command([0; 8]),
-        buffer: None,
-        data: Segment { region: RegionId(0), offset: 0, len_bytes: 0 },
-        len_bytes: 0,
-        direction: DataDirection::None,
-        state: CommandState::Free,
-        received_at: Instant::NEVER,
-        requested_at: Instant::NEVER,
-        stalled_checks: 0,
-        is_in_capsule: false,
-        has_passed_limits: false,
-    };
-
-    /// Sets the buffer of the command.
-    #[inline]
-    fn set_buffer(&mut self, buffer: Buffer, pool: &BufferPool) {
-        self.data = buffer.segment(pool, self.len_bytes).unwrap_or_default();
-        self.buffer = Some(buffer);
-    }
-
-    /// Leaks the buffer. Returns its length in bytes.
-    fn leak_buffer(&mut self) -> u64 {
-        let Some(buffer) = self.buffer.take() else { return 0 };
-        let len_bytes = buffer.len_bytes();
-        buffer.leak_block();
-        len_bytes
-    }
-}
-
-impl CommandState {
-    /// Whether a response is queued, or follows the data that are being received.
-    fn has_response(self) -> bool {
-        matches!(self, Self::Completed | Self::CompletedInPlace | Self::Draining)
-    }
-
-    /// Whether data are outstanding, requested by an R2T or in the capsule.
-    #[inline]
-    fn awaits_host_data(self) -> bool {
-        match self {
-            Self::AwaitingData | Self::Draining => true,
-            Self::Half(half) => half.is_awaiting_data(),
-            Self::Free
-            | Self::Ready
-            | Self::Completed
-            | Self::CompletedInPlace
-            | Self::AwaitingLimit
-            | Self::AwaitingBuffer => false,
-        }
     }
 }
 

@@ -12,10 +12,10 @@ use tenmil_linux::file_engine::EngineChoice;
 use tenmil_serve::nbd::{DisconnectReason, ExportConfig, ExportedDevice, NbdEvent, NbdStats};
 
 use super::NbdExports;
-use crate::error::{ErrorCode, RpcError};
+use crate::ProcessParts;
+use crate::error::ErrorCode;
 use crate::event::event_channel;
-use crate::methods::TABLE;
-use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
+use crate::methods::test_calls::call_method;
 
 fn exported_device(name: &str) -> Arc<ExportedDevice> {
     start_export(name, Arc::new(NullDevice::new(512, 2048).unwrap()), true)
@@ -46,21 +46,6 @@ fn start_export(
 fn method_state(names: &[&str]) -> ProcessParts {
     let all = names.iter().map(|name| exported_device(name)).collect();
     ProcessParts::new().with_part(NbdExports::new(all, Clock::start()))
-}
-
-/// Calls a method and checks its result against the schema of its table row.
-fn call_method(state: &ProcessParts, method: &str, parameters: &Value) -> Result<Value, RpcError> {
-    let method = TABLE.find(method).unwrap();
-    let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
-    let answer = (method.run)(&CallContext {
-        table: &TABLE,
-        state,
-        arguments: &arguments,
-        later: &DeferredReplySlot::default(),
-        passed: &crate::PassedFd::default(),
-    })?;
-    assert_eq!(method.answer.check_value(&answer), Ok(()));
-    Ok(answer)
 }
 
 #[test]

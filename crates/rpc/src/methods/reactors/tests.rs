@@ -12,6 +12,7 @@ use super::{EVENTS, EventRelay, ReactorsHandle, ReactorsSource};
 use crate::error::{ErrorCode, RpcError};
 use crate::event::event_channel;
 use crate::methods::TABLE;
+use crate::methods::test_calls::call_method;
 use crate::{Arguments, CallContext, DeferredReplySlot, ProcessParts};
 
 struct CountingPoller;
@@ -54,18 +55,7 @@ impl TestProcess {
 
     /// Calls a method and checks its result against the schema of its table row.
     fn call_method(&self, method: &str, parameters: Value) -> Result<Value, RpcError> {
-        let method = TABLE.find(method).unwrap();
-        let arguments = Arguments::validate(method, parameters.as_object().unwrap())?;
-        let call = CallContext {
-            table: &TABLE,
-            state: &self.state,
-            arguments: &arguments,
-            later: &DeferredReplySlot::default(),
-            passed: &crate::PassedFd::default(),
-        };
-        let answer = (method.run)(&call)?;
-        assert_eq!(method.answer.check_value(&answer), Ok(()));
-        Ok(answer)
+        call_method(&self.state, method, &parameters)
     }
 
     /// Waits for an event; fails after a time limit.
