@@ -62,7 +62,7 @@ pub fn adopt_passed_sockets() -> Result<(), String> {
     for number in (FIRST..).take(usize::try_from(count?).unwrap_or_default()) {
         let name = names.next().filter(|name| !name.is_empty()).unwrap_or("unknown").to_owned();
         let refuse = |why: String| format!("descriptor {number} ({name}), which was passed: {why}");
-        // SAFETY: the variables say that whoever executed this program has opened the descriptor for it, and
+        // SAFETY: the variables say that the parent process has opened the descriptor for it, and
         // they are read once in the life of the process; no other code of this process has opened or owns
         // a descriptor with this number, since it was open before the first of them was made. A closed
         // number is only inspected by the kernel, which the next call reports.

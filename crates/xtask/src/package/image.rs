@@ -9,7 +9,7 @@ use std::process::Command;
 
 use super::{output_of, run_command, version};
 
-/// User of the program in a container. Its number means nobody on any machine.
+/// User of the program in a container. No user of a machine has its number.
 const USER: &str = "65532";
 /// Directories of the image and their modes.
 const DIRECTORIES: [(&str, u32); 5] = [
@@ -54,7 +54,7 @@ fn write_files(root: &Path, files: &Path, program: &Path) -> Result<(), String> 
     let user = format!("tenmil:x:{USER}:{USER}:tenmil:/var/lib/tenmil:/nonexistent\n");
     fs::write(files.join("etc/passwd"), user).map_err(in_files)?;
     fs::write(files.join("etc/group"), format!("tenmil:x:{USER}:\n")).map_err(in_files)?;
-    // Modes of the image do not depend on the umask of whoever makes it.
+    // Modes of the image do not depend on the umask.
     for (file, mode) in [
         ("usr/bin/tenmil", 0o755),
         ("etc/tenmil/target.toml", 0o644),
