@@ -110,6 +110,27 @@ fn connections_of_a_host_share_its_limits_whatever_their_number() {
 }
 
 #[test]
+fn held_commands_start_in_their_order_and_before_later_ones() {
+    let mut rig = TestTarget::new();
+    set_limits(&mut rig, of_each_host(total(100, 0)));
+    let (_, cntlid) = rig.connect_admin_queue();
+    let line = rig.connect_io_queue(cntlid, 1);
+    let (mut submitted, mut completed) = (Vec::new(), Vec::new());
+    // At times one arrives in the millisecond in which the oldest of those that wait may start.
+    for ms in 0..400 {
+        if ms % 7 == 0 {
+            submitted.push(submit(&mut rig, line, IoOpcode::Read, 1));
+        }
+        rig.advance_time(Span::from_ms(1));
+        completed.extend(std::mem::take(&mut rig.lines[line].done).into_keys());
+    }
+    assert_near(completed.len(), 40, 4);
+    assert_eq!(completed, submitted[..completed.len()]);
+    rig.lines.clear();
+    rig.assert_all_released();
+}
+
+#[test]
 fn hosts_have_limits_of_their_own_and_of_the_namespace_together() {
     let mut rig = TestTarget::new();
     let namespaces = BTreeMap::from([(1, total(500, 0))]);
