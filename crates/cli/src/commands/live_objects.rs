@@ -157,10 +157,10 @@ impl<const OBJECT: usize> Args for ObjectArguments<OBJECT> {
             .arg_required_else_help(true)
             .after_help(object.examples);
         command.subcommands(methods_of(object).map(|(name, method)| {
-            let subcommand = Command::new(name).about(method.help);
-            let subcommand = method.parameters.iter().fold(subcommand, add_parameter);
+            let subcommand = method.parameters.iter().fold(Command::new(name), add_parameter);
             let json = Arg::new("json").long("json").help("Print JSON").action(ArgAction::SetTrue);
-            ProcessSelector::augment_args(subcommand).arg(json)
+            // After the options of the selector, whose description would replace it.
+            ProcessSelector::augment_args(subcommand).arg(json).about(method.help)
         }))
     }
 
@@ -274,6 +274,15 @@ mod tests {
         let matches = command.try_get_matches_from(line.split(' '));
         let parsed = matches.and_then(|matches| A::from_arg_matches(&matches));
         parsed.map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn each_command_has_the_description_of_its_method() {
+        let command = NamespaceArguments::augment_args(Command::new("namespace"));
+        for (name, method) in methods_of(&OBJECTS[1]) {
+            let about = command.find_subcommand(name).and_then(Command::get_about);
+            assert_eq!(about.map(ToString::to_string).as_deref(), Some(method.help), "{name}");
+        }
     }
 
     #[test]
