@@ -11,6 +11,7 @@
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -63,6 +64,7 @@ pub enum KernelKeyringProblem {
 type Result<T, E = KernelKeyringError> = std::result::Result<T, E>;
 
 /// `keyctl` operations (include/uapi/linux/keyctl.h).
+const KEYCTL_JOIN_SESSION_KEYRING: libc::c_ulong = 1;
 const KEYCTL_REVOKE: libc::c_ulong = 3;
 const KEYCTL_DESCRIBE: libc::c_ulong = 6;
 const KEYCTL_LINK: libc::c_ulong = 8;
@@ -71,6 +73,10 @@ const KEYCTL_READ: libc::c_ulong = 11;
 /// Keyrings of the calling thread and process. They end with them.
 const KEY_SPEC_THREAD_KEYRING: i32 = -1;
 const KEY_SPEC_PROCESS_KEYRING: i32 = -2;
+/// Keyring of the session, which threads inherit.
+const KEY_SPEC_SESSION_KEYRING: i32 = -3;
+/// Keyrings that the process holds: linked in the keyring of its own session.
+static HELD: Mutex<Vec<KernelKeyring>> = Mutex::new(Vec::new());
 /// Longest payload that is read.
 const PAYLOAD_BYTES_MAX: usize = 4096;
 
@@ -81,6 +87,9 @@ impl KernelKeyring {
     ///
     /// If the kernel has no keyrings, or none with this name that this user can see.
     pub fn find(name: &str) -> Result<Self> {
+        if let Some(held) = held_keyrings().iter().find(|held| held.name == name) {
+            return Ok(held.clone());
+        }
         let refuse = |found| refuse(format!("find keyring {name}"), found);
         let keys = match std::fs::read_to_string("/proc/keys") {
             Ok(keys) => keys,
@@ -92,6 +101,22 @@ impl KernelKeyring {
         let serial = keys.lines().find_map(|line| serial_of_keyring(line, name));
         let serial = serial.ok_or_else(|| refuse(KernelKeyringProblem::Missing))?;
         Ok(Self { serial, name: name.to_owned() })
+    }
+
+    /// Keeps a link to the keyring in that of the session, which [`join_new_session`] has made. So all threads
+    /// that were started since can find the keyring and read its keys after the process has switched to a user
+    /// who may not even see it.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel refuses.
+    pub fn hold(self) -> Result<()> {
+        let session = KEY_SPEC_SESSION_KEYRING as libc::c_ulong;
+        keyctl(KEYCTL_LINK, self.serial, session, 0).map_err(|error| {
+            refuse(format!("hold keyring {}", self.name), problem(error, "keyring"))
+        })?;
+        held_keyrings().push(self);
+        Ok(())
     }
 
     /// Creates a keyring that exists as long as this process, for tests.
@@ -195,6 +220,9 @@ impl KernelKeyring {
     /// Does something with a key while this thread possesses the keyring, and so its keys: their owner
     /// alone may only see them.
     fn possessed<T>(&self, act: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+        if held_keyrings().contains(self) {
+            return act();
+        }
         let thread = KEY_SPEC_THREAD_KEYRING as libc::c_ulong;
         keyctl(KEYCTL_LINK, self.serial, thread, 0)?;
         let done = act();
@@ -216,6 +244,22 @@ impl KernelKeyring {
             bytes = vec![0; len * 2];
         }
     }
+}
+
+/// Gives this thread, and those that it starts from now on, a keyring of a session of their own, so that what
+/// they hold is not held by the processes of the session before.
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn join_new_session() -> Result<()> {
+    keyctl(KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0)
+        .map(drop)
+        .map_err(|error| refuse("join a new session".to_owned(), problem(error, "keyring")))
+}
+
+fn held_keyrings() -> std::sync::MutexGuard<'static, Vec<KernelKeyring>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Serial number in a line of `/proc/keys`, if it is that of a keyring with this name:
@@ -400,6 +444,21 @@ mod tests {
         assert!(matches!(refused.found, KernelKeyringProblem::Missing), "{refused:?}");
         let text = refused.to_string();
         assert!(text.contains("find keyring .tenmil-none: the kernel has none"), "{text}");
+    }
+
+    #[test]
+    fn held_keyring_is_found_and_read_by_threads_started_later() {
+        let Some(keyring) = process_keyring("tenmil-held") else { return };
+        let key = keyring.insert("user", "held", b"payload").unwrap();
+        super::join_new_session().unwrap();
+        keyring.hold().unwrap();
+        let read = move || {
+            let found = KernelKeyring::find("tenmil-held").unwrap();
+            (found.find_key("user", "held").unwrap(), found.read_key(&key).unwrap().to_vec())
+        };
+        let (found, payload) = std::thread::spawn(read).join().unwrap();
+        assert!(found.is_some());
+        assert_eq!(payload, b"payload");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use tenmil_base::Error;
 use tenmil_block::uri::Uri;
 use tenmil_linux::MachineEnvironment;
+use tenmil_linux::kernel_keyring::{self, KernelKeyring};
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_linux::sandbox::{
     self, AllowedCalls, CallGroup, CapabilitySet, Measure, NetworkRules, PathAccess, PathRule,
@@ -82,6 +83,12 @@ impl<'a> ServedParts<'a> {
             may_read_kernel_keys: false,
             read_again: Vec::new(),
         }
+    }
+
+    /// Whether keys of the kernel's keyring may be used, now or after a reload.
+    fn may_have_kernel_keys(&self) -> bool {
+        let names_kernel = |uri: &&Uri| key_names(uri).iter().any(|name| name == KERNEL_KEYRING);
+        self.may_read_kernel_keys || self.uris.iter().any(names_kernel)
     }
 
     /// Of a server that listens at these addresses.
@@ -163,6 +170,8 @@ pub(super) fn check_user(arguments: &ServeArguments) -> Result<(), Error> {
         return Err(Error::usage(text));
     }
     sandbox::intend_user(user);
+    // For the keyring that `run_as_user` holds. A kernel without keyrings has none to hold.
+    let _ = kernel_keyring::join_new_session();
     Ok(())
 }
 
@@ -181,6 +190,9 @@ pub(super) fn run_as_user(
         })
     });
     given?;
+    if parts.may_have_kernel_keys() {
+        hold_kernel_keyring(text);
+    }
     raise_memory_lock_limit();
     sandbox::switch_user(&user, kept_capabilities(arguments, parts, &[]))
         .map_err(Error::environment)?;
@@ -198,6 +210,19 @@ pub(super) fn run_as_user(
         );
     }
     Ok(())
+}
+
+/// Keeps the keyring of the kernel's NVMe keys open to this process, whose next user could not find it when the
+/// configuration is read again.
+fn hold_kernel_keyring(user: &str) {
+    // Where no module has created one, none of its keys is served.
+    let Ok(keyring) = KernelKeyring::find(KERNEL_KEYRING) else { return };
+    if let Err(why) = keyring.hold() {
+        tracing::warn!(
+            cause = %why,
+            "{KERNEL_KEYRING}: user {user} may not read it, so a reload will not find its keys: {why}"
+        );
+    }
 }
 
 /// Drops the rights that the server does not need from now on, and logs what it dropped and what it
@@ -277,8 +302,7 @@ fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxP
     if MachineEnvironment::read().io_uring.is_ok() {
         groups.push(CallGroup::IoUring);
     }
-    let names_kernel = |uri: &&Uri| key_names(uri).iter().any(|name| name == KERNEL_KEYRING);
-    if parts.may_read_kernel_keys || parts.uris.iter().any(names_kernel) {
+    if parts.may_have_kernel_keys() {
         groups.push(CallGroup::KernelKeys);
     }
     let inet = listens_on_ports || has_remote_devices;

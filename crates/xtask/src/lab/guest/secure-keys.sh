@@ -45,6 +45,33 @@ check 'target: a reload without keys is refused' within 10 grep -q 'has none of 
 check 'target: the sandbox has denied nothing' refused grep 'denied system call' serve.log
 check 'target: the server ends by itself' stop
 
+# The same as another user, for whom the keyring is invisible: the keys are read again all the same.
+linux_forgets
+linux_has "$key" 1 >/dev/null
+rm -rf /tmp/disks/disk
+echo 'lab:x:65534:65534::/:/bin/sh' >>/etc/passwd
+echo 'lab:x:65534:' >>/etc/group
+SERVE_OPTIONS='--user=lab --sandbox=on --sandbox-path=/tmp/disks'
+chmod 755 . && configure required 'psk = [".nvme"]'
+check 'user: tenmil serves with the keys of .nvme' serve || { cat serve.log; exit 1; }
+shows 'user: as that user' '^Uid:.65534.65534' cat /proc/$server/status
+check 'user: Linux connects' connect 4420 --tls --reconnect-delay=1
+check 'user: verified' verify
+check 'user: disconnected' disconnect
+newer=$(tls_key 2)
+linux_forgets
+linux_has "$newer" 1 >/dev/null
+check 'user: it reads .nvme again' reconfigures required 'psk = [".nvme"]'
+check 'user: Linux connects with the new key' connect 4420 --tls --reconnect-delay=1
+check 'user: disconnected again' disconnect
+linux_forgets
+linux_has "$(tls_key 2)" 1 >/dev/null
+check 'user: a key that the server does not have is refused' refused connect 4420 --tls
+check 'user: the sandbox has denied nothing' refused grep 'denied system call' serve.log
+check 'user: the server ends by itself' stop
+linux_forgets
+SERVE_OPTIONS='--sandbox=on --sandbox-path=/tmp/disks'
+
 # A host whose keys are those of the kernel, and of which nothing but the connection tells that they were
 # replaced: `tenmil perf` has no reload.
 check 'nvmet offers a namespace' nvmet_offers || exit 1
