@@ -183,6 +183,36 @@ dhchap-groups = [\"$2\"]"
 done
 refuses 'concatenation: another secret' --dhchap-secret "$host" --concat
 refuses 'concatenation: a host that wants none' --dhchap-secret "$new"
+
+# Linux authenticates the admin queue again, which gives a new key for the connections that come.
+newer=$(chap_secret 1 32 $HOST)
+tenmil_has newer "$newer"
+concatenates() { reconfigures allowed "dhchap = [$1], dhchap-controller = \"controller\"" 'secure-channel = "required"'; }
+check 'concatenation, rotation: one secret' concatenates '"new"'
+check 'concatenation, rotation: connected with it' \
+    connect 4420 --dhchap-secret "$new" --concat --reconnect-delay=1
+first_identity=$(used_identity)
+tenmil events >events.log 2>&1 &
+listening=$!
+load 30
+check 'concatenation, rotation: the new one is added' concatenates '"new", "newer"'
+check 'concatenation, rotation: the host gets it' \
+    eval 'printf %s "$newer" >/sys/class/nvme/nvme0/dhchap_secret'
+check 'concatenation, rotation: the admin queue is authenticated again' \
+    within 30 grep -q 'authenticated again' events.log
+kill $listening
+cat events.log
+check 'concatenation, rotation: the old one is removed' concatenates '"newer"'
+sleep 2
+shows 'concatenation, rotation: the connection stays' '^live$' of state
+check 'concatenation, rotation: a reset under load' nvme reset /dev/nvme0
+shows 'concatenation, rotation: by a generated key' '^NVMe1G0[12]' used_identity
+check 'concatenation, rotation: which is another' [ "$(used_identity)" != "$first_identity" ]
+check 'concatenation, rotation: no I/O of the load failed, no block was wrong' load_ends
+check 'concatenation, rotation: disconnected' disconnect
+refuses 'concatenation, rotation: the old secret' --dhchap-secret "$new" --concat
+new=$newer
+
 check 'concatenation, restart: connected' \
     connect 4420 --dhchap-secret "$new" --concat --reconnect-delay=1
 load 30
