@@ -336,6 +336,15 @@ fn stream_that_is_shut_down_during_the_handshake_ends_after_it() {
 }
 
 #[test]
+fn polling_alone_ends_the_handshake() {
+    let (mut ends, ..) = tls_pair(SocketOptions::default(), unix_pair(), Hash::Sha256);
+    let mut rounds = 0..10;
+    while ends.each_mut().map(|end| end.poll_handshake().unwrap()) != [true; 2] {
+        assert!(rounds.next().is_some(), "what one end has sent does not arrive");
+    }
+}
+
+#[test]
 fn failed_handshake_is_an_error_of_both_directions() {
     let (regions, _) = test_memory();
     let made = SocketStreamFactory::new(regions.clone(), SocketOptions::default());
