@@ -52,7 +52,7 @@ rm -rf /tmp/disks/disk
 echo 'lab:x:65534:65534::/:/bin/sh' >>/etc/passwd
 echo 'lab:x:65534:' >>/etc/group
 SERVE_OPTIONS='--user=lab --sandbox=on --sandbox-path=/tmp/disks'
-chmod 755 . && configure required 'psk = [".nvme"]'
+chmod 1777 . && configure required 'psk = [".nvme"]'
 check 'user: tenmil serves with the keys of .nvme' serve || { cat serve.log; exit 1; }
 shows 'user: as that user' '^Uid:.65534.65534' cat /proc/$server/status
 check 'user: Linux connects' connect 4420 --tls --reconnect-delay=1
