@@ -180,6 +180,14 @@ impl IoCounters {
         self.lock_wait_ticks.add(ticks);
     }
 
+    /// Counts of commands, bytes and errors and the busy time, without latencies and statuses: what a sum over
+    /// many queues needs.
+    pub fn totals(&self) -> IoStats {
+        let mut totals = IoStats { busy: Span { ns: self.busy_ns.get() }, ..IoStats::default() };
+        self.copy_counts(&mut totals);
+        totals
+    }
+
     /// A snapshot of the counters. Exact while the channel is idle; otherwise each number was true at
     /// some time during the call. `span_of_ticks` converts the ticks of
     /// [`add_lock_wait`](Self::add_lock_wait).
@@ -197,11 +205,7 @@ impl IoCounters {
             },
             ..IoStats::default()
         };
-        for (done, counter) in statistics.operations.iter_mut().zip(&self.counters) {
-            done.count = counter.count.get();
-            done.bytes = counter.bytes.get();
-            done.errors = counter.errors.get();
-        }
+        self.copy_counts(&mut statistics);
         drop(by_status);
         for (done, live) in statistics.operations.iter_mut().zip(&self.latencies) {
             if let Some(live) = live.get() {
@@ -209,6 +213,14 @@ impl IoCounters {
             }
         }
         statistics
+    }
+
+    fn copy_counts(&self, to: &mut IoStats) {
+        for (done, counter) in to.operations.iter_mut().zip(&self.counters) {
+            done.count = counter.count.get();
+            done.bytes = counter.bytes.get();
+            done.errors = counter.errors.get();
+        }
     }
 }
 

@@ -44,7 +44,7 @@ use self_test::SelfTests;
 use subsystem::{NOTICES_MAX, NamespaceEntry, PendingUpdates, SubsystemState};
 use transport_interface::{
     AdminCompletion, AdminOutcome, AdminResult, Arbitration, ErrorReport, InvalidDoorbell,
-    IoCounters, IoQueueCoalescing, ReservationCompletion, TransportAction,
+    IoQueueCoalescing, IoTotals, ReservationCompletion, TransportAction,
 };
 
 mod commands;
@@ -238,8 +238,13 @@ impl Controller {
     }
 
     /// Adds I/O totals of the I/O queues to the SMART counters.
-    pub fn add_io_counters(&mut self, traffic: &IoCounters) {
-        self.health.add_io_counters(traffic);
+    pub fn add_io_totals(&mut self, more: &IoTotals) {
+        self.health.traffic.add(more);
+    }
+
+    /// Sets the SMART counters to the totals of all I/O queues since the controller was created.
+    pub fn set_io_totals(&mut self, totals: &IoTotals) {
+        self.health.traffic = *totals;
     }
 
     /// Records that I/O commands have arrived since the last call.

@@ -29,7 +29,7 @@ use tenmil_wire::Status;
 
 use crate::bounce_pool::BouncePool;
 use crate::controller::WakeFn;
-use crate::controller::transport_interface::{AdminResult, ErrorReport, IoCounters};
+use crate::controller::transport_interface::{AdminResult, ErrorReport, IoTotals};
 use crate::io_stats::QueueIoStats;
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::queue::QueueEvent;
@@ -40,7 +40,6 @@ pub(crate) use completion_counter::{CountReleases, NotCounted};
 use fused::{FirstFusedHalf, PendingFusedPair};
 pub use fused_arbiter::FusedArbiter;
 use fused_arbiter::FusedParticipant;
-use io_counters::TrafficCounters;
 use namespace_table::NamespaceTable;
 
 mod abort;
@@ -51,7 +50,6 @@ mod decode;
 mod fast_path;
 mod fused;
 mod fused_arbiter;
-mod io_counters;
 mod job;
 mod job_driver;
 mod namespace_table;
@@ -81,7 +79,8 @@ pub struct Executor<H: HostMemory> {
     page_bytes: u64,
     /// Time of the current iteration.
     iteration_start: StartTime,
-    traffic: TrafficCounters,
+    /// Totals that [`take_io_totals`](Self::take_io_totals) has returned.
+    reported: IoTotals,
     contexts: ContextPool,
     /// Contexts that wait for a bounce buffer, oldest first.
     buffer_waiters: VecDeque<u16>,
@@ -206,7 +205,7 @@ impl<H: HostMemory> Executor<H> {
             finished: Vec::new(),
             page_bytes: 1 << config.page_shift,
             iteration_start: StartTime::default(),
-            traffic: TrafficCounters::default(),
+            reported: IoTotals::default(),
             contexts: ContextPool::new(contexts_max, config.transfer_bytes_max),
             buffer_waiters: VecDeque::with_capacity(contexts_max.into()),
             capacity_waiters: VecDeque::with_capacity(contexts_max.into()),
@@ -259,18 +258,13 @@ impl<H: HostMemory> Executor<H> {
         self.fused_participant.set_waker(waker);
     }
 
-    /// Begins an iteration: applies what has changed. Returns whether no command is in flight.
+    /// Begins an iteration: applies what has changed.
     #[inline(always)]
-    pub fn begin_iteration(&mut self, now: Instant) -> bool {
+    pub fn begin_iteration(&mut self, now: Instant) {
         self.iteration_start = StartTime::new(now);
         if self.namespaces.refresh() {
             self.apply_namespace_snapshot();
         }
-        let is_idle = self.slots.allocated_count() == 0;
-        if is_idle {
-            self.traffic.set_idle(now);
-        }
-        is_idle
     }
 
     /// Before commands are begun in an iteration.
@@ -279,12 +273,6 @@ impl<H: HostMemory> Executor<H> {
         // An independent flag that orders no other memory access.
         let is_write_through = self.is_write_through.load(Ordering::Relaxed);
         self.write_flags = if is_write_through { RequestFlags::FUA } else { RequestFlags::NONE };
-    }
-
-    /// Records that commands were begun in an iteration that found none in flight.
-    #[inline]
-    pub fn record_busy_start(&mut self, now: Instant) {
-        self.traffic.set_busy(now);
     }
 
     /// Commands in flight.
@@ -354,20 +342,11 @@ impl<H: HostMemory> Executor<H> {
         }
     }
 
-    /// Replaces an iteration if the caller knows that there is no command.
-    #[inline]
-    pub fn begin_idle_iteration(&mut self, now: Instant) {
-        self.traffic.set_idle(now);
-    }
-
-    /// Whether commands have passed through since [`take_io_counters`](Self::take_io_counters).
-    pub fn has_io_counters(&self) -> bool {
-        self.traffic.has_any()
-    }
-
     /// I/O totals since the last call.
-    pub fn take_io_counters(&mut self, now: Instant) -> IoCounters {
-        self.traffic.take_counters(now)
+    pub fn take_io_totals(&mut self) -> IoTotals {
+        let totals = self.namespace_table.io_totals();
+        let before = core::mem::replace(&mut self.reported, totals);
+        totals.since(&before)
     }
 
     /// Counts commands for a namespace that waited for a rate limit before they began, and the sum of the
@@ -423,8 +402,7 @@ impl<H: HostMemory> Executor<H> {
         let slot = self.slots.release(index);
         // What a stopped queue discards is no result that a host sees.
         if !self.is_stopping
-            && let Some(counter) =
-                self.namespace_table.completion_counter(slot.channel(), self.iteration_start)
+            && let Some(counter) = self.namespace_table.command_counter(&slot, self.iteration_start)
         {
             counter.count_command(&slot, status);
         }

@@ -14,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenmil_base::{IoCounters, IoStats, Span};
 
+use crate::controller::transport_interface::IoTotals;
+
 /// Statistics of a subsystem.
 #[derive(Debug, Default)]
 pub struct IoStatsTable {
@@ -125,6 +127,22 @@ impl IoStatsTable {
 }
 
 impl IoStatsSource {
+    /// Totals of all queues of the controller, open and closed.
+    pub(crate) fn totals(&self) -> IoTotals {
+        let state = self.table.lock();
+        let open = state.open.values().filter(|open| Arc::ptr_eq(&open.controller, &self.closed));
+        let mut sum = IoTotals::of_stats(&self.closed_queues());
+        // Times of queues that are open together overlap.
+        let mut busy = Span::default();
+        for open in open {
+            let totals = IoTotals::of_stats(&open.counters.totals());
+            busy = busy.max(totals.busy);
+            sum.add(&IoTotals { busy: Span::default(), ..totals });
+        }
+        sum.busy = sum.busy.max(busy);
+        sum
+    }
+
     /// Statistics of the closed queues of the controller.
     pub fn closed_queues(&self) -> IoStats {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -170,9 +188,9 @@ fn snapshot(counters: &IoCounters) -> IoStats {
 mod tests {
     use std::sync::Arc;
 
-    use tenmil_base::Operation;
+    use tenmil_base::{IoStatus, Operation, Span};
 
-    use super::{CLOSED_MAX, IoStatsTable, QueueIoStats};
+    use super::{CLOSED_MAX, IoStatsSource, IoStatsTable, IoTotals, QueueIoStats};
 
     /// Host, queue, namespace and number of reads.
     type Reads = (String, Option<(u16, u16)>, u32, u64);
@@ -211,6 +229,34 @@ mod tests {
         );
         drop((second, other));
         assert_eq!(reads(&table), [of("one", None, 11), of("two", None, 100)]);
+    }
+
+    #[test]
+    fn totals_of_a_controller_include_its_open_and_closed_queues() {
+        let table = Arc::<IoStatsTable>::default();
+        let (one, other) = (table.source("host", 1), table.source("host", 1));
+        let register = |source: &IoStatsSource, qid| {
+            QueueIoStats { controller: source.clone(), qid }.register(1)
+        };
+        let [first, second, foreign] = [register(&one, 1), register(&one, 2), register(&other, 1)];
+        for queue in [&first, &second, &foreign] {
+            queue.counters().count_success(Operation::Read as usize, 3, 3 * 512, 9);
+            queue.counters().count_success(Operation::Verify as usize, 1, 4096, 9);
+            queue.counters().count_failure(Operation::Write as usize, IoStatus::NO_DEVICE);
+            queue.counters().add_busy(Span::from_us(5));
+        }
+        let expected = IoTotals {
+            read_bytes: 2 * (3 * 512 + 4096),
+            written_bytes: 0,
+            read_commands: 6,
+            write_commands: 2,
+            busy: Span::from_us(5),
+        };
+        assert_eq!(one.totals(), expected);
+        drop(first);
+        assert_eq!(one.totals(), expected);
+        drop(second);
+        assert_eq!(one.totals(), IoTotals { busy: Span::from_us(10), ..expected });
     }
 
     #[test]

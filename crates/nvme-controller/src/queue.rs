@@ -19,9 +19,7 @@ use tenmil_base::{AccessCompletion, AccessFault, AccessProgress, Instant, RingMe
 use tenmil_wire::Command;
 
 use crate::controller::WakeFn;
-use crate::controller::transport_interface::{
-    AdminResult, ErrorReport, InvalidDoorbell, IoCounters,
-};
+use crate::controller::transport_interface::{AdminResult, ErrorReport, InvalidDoorbell, IoTotals};
 use crate::doorbell::DoorbellPage;
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext};
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
@@ -208,7 +206,7 @@ impl<H: RingMemory> Queue<H> {
 
     /// Polls the queue: performs a bounded amount of work.
     pub fn poll(&mut self, now: Instant) -> PollStats {
-        let was_idle = self.executor.begin_iteration(now);
+        self.executor.begin_iteration(now);
         let mut is_busy = false;
         if self.executor.has_commands_in_contexts() || self.ring_accesses > 0 {
             is_busy |= self.poll_host_access(now);
@@ -218,9 +216,6 @@ impl<H: RingMemory> Queue<H> {
         let mut taken = 0;
         for _ in 0..BURSTS {
             let count = self.fetch_burst(now);
-            if count > 0 && was_idle {
-                self.executor.record_busy_start(now);
-            }
             taken += count;
             if self.executor.in_flight_count() > 0 {
                 self.executor.submit_all_channels(now);
@@ -261,8 +256,8 @@ impl<H: RingMemory> Queue<H> {
     }
 
     /// I/O totals since the last call.
-    pub fn take_io_counters(&mut self, now: Instant) -> IoCounters {
-        self.executor.take_io_counters(now)
+    pub fn take_io_totals(&mut self) -> IoTotals {
+        self.executor.take_io_totals()
     }
 
     /// Earliest deadline of the block devices that have requests in flight.

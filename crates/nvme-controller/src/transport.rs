@@ -31,7 +31,6 @@ use crate::controller::transport_interface::{
     InvalidDoorbell, QueueCommandId, ReservationCompletion, TransportAction,
 };
 use crate::doorbell::STRIDE;
-use crate::io_stats::IoStatsSource;
 use crate::queue::{Queue, QueueEvent};
 use admin_queue::AdminQueue;
 use bar_registers::BarStoreTarget;
@@ -86,8 +85,6 @@ pub struct MemoryTransport<H: RingMemory + Clone, I: Interrupts> {
     completed_count: u64,
     /// Last error that no NVMe status reports.
     last_error: Option<String>,
-    /// Where the commands of the I/O queues are counted, if they are.
-    io_stats: Option<IoStatsSource>,
 }
 
 /// I/O queue and its interrupt vector.
@@ -194,7 +191,6 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             admin: None,
             state: ControllerState::Disabled,
             shutdown: None,
-            io_stats: None,
             deletions: Vec::new(),
             shadow: None,
             polls: 0,
@@ -219,11 +215,6 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     /// Admin controller.
     pub fn controller(&mut self) -> &mut Controller {
         &mut self.controller
-    }
-
-    /// Counts the commands of the I/O queues created from now on.
-    pub fn set_io_stats(&mut self, io_stats: IoStatsSource) {
-        self.io_stats = Some(io_stats);
     }
 
     /// Last error that no NVMe status reports, as one line.

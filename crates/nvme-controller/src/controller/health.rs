@@ -2,7 +2,7 @@
 
 use tenmil_base::{Instant, Span};
 
-use super::transport_interface::IoCounters;
+use super::transport_interface::IoTotals;
 
 /// Health of one controller.
 #[derive(Clone, Debug)]
@@ -10,7 +10,7 @@ pub(super) struct Health {
     /// Sensor readings.
     pub(super) sensors: SensorReadings,
     /// I/O totals of its queues.
-    pub(super) traffic: IoCounters,
+    pub(super) traffic: IoTotals,
     /// Media and data integrity errors reported in completions.
     pub(super) media_errors: u64,
     /// Time of power-on, when the controller was opened.
@@ -80,7 +80,7 @@ impl Health {
                 is_unreliable: false,
                 is_read_only: false,
             },
-            traffic: IoCounters {
+            traffic: IoTotals {
                 read_bytes: 0,
                 written_bytes: 0,
                 read_commands: 0,
@@ -100,16 +100,6 @@ impl Health {
         self.sensors = sensors;
         self.warning.set_condition(now, sensors.temperature_kelvin >= WARNING_KELVIN);
         self.critical.set_condition(now, sensors.temperature_kelvin >= CRITICAL_KELVIN);
-    }
-
-    /// Adds I/O totals of queues.
-    pub(super) const fn add_io_counters(&mut self, more: &IoCounters) {
-        let sum = &mut self.traffic;
-        sum.read_bytes = sum.read_bytes.saturating_add(more.read_bytes);
-        sum.written_bytes = sum.written_bytes.saturating_add(more.written_bytes);
-        sum.read_commands = sum.read_commands.saturating_add(more.read_commands);
-        sum.write_commands = sum.write_commands.saturating_add(more.write_commands);
-        sum.busy.ns = sum.busy.ns.saturating_add(more.busy.ns);
     }
 
     /// Critical Warning byte.
@@ -162,7 +152,7 @@ mod tests {
     use tenmil_base::{Instant, Span};
 
     use super::{Health, TemperatureThresholds, bytes_to_data_units};
-    use crate::controller::transport_interface::IoCounters;
+    use crate::controller::transport_interface::IoTotals;
 
     const AT_0: Instant = Instant { ns: 0 };
     const THRESHOLDS: TemperatureThresholds =
@@ -217,15 +207,15 @@ mod tests {
     #[test]
     fn io_counters_accumulate_and_data_units_round_up() {
         let mut health = Health::new(AT_0, 310);
-        let one = IoCounters {
+        let one = IoTotals {
             read_bytes: 512_000,
             written_bytes: 1,
             read_commands: 2,
             write_commands: 3,
             busy: Span::from_ms(4),
         };
-        health.add_io_counters(&one);
-        health.add_io_counters(&one);
+        health.traffic.add(&one);
+        health.traffic.add(&one);
         assert_eq!(bytes_to_data_units(health.traffic.read_bytes), 2);
         assert_eq!(bytes_to_data_units(health.traffic.written_bytes), 1);
         assert_eq!((health.traffic.read_commands, health.traffic.write_commands), (4, 6));

@@ -18,7 +18,7 @@
 //! regardless of where the error was found, is reported once to
 //! [`Controller::record_error_completion`](super::Controller::record_error_completion), which feeds the error log.
 
-use tenmil_base::Span;
+use tenmil_base::{IoStats, Operation, Span};
 use tenmil_wire::Status;
 use tenmil_wire::admin::CrossControllerReset;
 
@@ -231,10 +231,10 @@ pub enum InvalidDoorbell {
     Value,
 }
 
-/// I/O totals since the last report, for the SMART log. The transport reports them at any time, at the
-/// latest before a Get Log Page command executes.
+/// I/O totals of queues, for the SMART log. The transport reports them at the latest before a Get Log Page
+/// command executes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IoCounters {
+pub struct IoTotals {
     /// Bytes read from block devices by Read, Compare and Verify commands.
     pub read_bytes: u64,
     /// Bytes written to block devices by Write commands.
@@ -245,6 +245,42 @@ pub struct IoCounters {
     pub write_commands: u64,
     /// Time during which at least one I/O command was outstanding.
     pub busy: Span,
+}
+
+impl IoTotals {
+    /// Totals of the commands that were counted.
+    pub(crate) fn of_stats(stats: &IoStats) -> Self {
+        let [read, write, compare, verify] =
+            [Operation::Read, Operation::Write, Operation::Compare, Operation::Verify]
+                .map(|operation| stats.operation_stats(operation));
+        Self {
+            read_bytes: read.bytes + compare.bytes + verify.bytes,
+            written_bytes: write.bytes,
+            read_commands: read.count + read.errors + compare.count + compare.errors,
+            write_commands: write.count + write.errors,
+            busy: stats.busy,
+        }
+    }
+
+    /// Adds other totals.
+    pub(crate) const fn add(&mut self, more: &Self) {
+        self.read_bytes = self.read_bytes.saturating_add(more.read_bytes);
+        self.written_bytes = self.written_bytes.saturating_add(more.written_bytes);
+        self.read_commands = self.read_commands.saturating_add(more.read_commands);
+        self.write_commands = self.write_commands.saturating_add(more.write_commands);
+        self.busy.ns = self.busy.ns.saturating_add(more.busy.ns);
+    }
+
+    /// What was added since `before`.
+    pub(crate) const fn since(&self, before: &Self) -> Self {
+        Self {
+            read_bytes: self.read_bytes.saturating_sub(before.read_bytes),
+            written_bytes: self.written_bytes.saturating_sub(before.written_bytes),
+            read_commands: self.read_commands.saturating_sub(before.read_commands),
+            write_commands: self.write_commands.saturating_sub(before.write_commands),
+            busy: Span { ns: self.busy.ns.saturating_sub(before.busy.ns) },
+        }
+    }
 }
 
 /// Arbitration of submission queues (Base 2.1 §5.1.25.1.1).

@@ -6,10 +6,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, MediumMemory,
-    Operation, Request, Segment, WakeSource,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, IoCounters, Limits,
+    MediumMemory, Operation, Request, Segment, WakeSource,
 };
 
+use crate::controller::transport_interface::IoTotals;
 use crate::io_stats::RegisteredCounters;
 use crate::namespace::RevocableCacheInstance;
 
@@ -31,8 +32,7 @@ pub(super) struct NamespaceChannel {
     batched: usize,
     /// Cache instance, revoked when a flush fails.
     pub(super) cache: Option<Arc<RevocableCacheInstance>>,
-    /// Counters of the commands, if they are counted.
-    pub(super) counters: Option<RegisteredCounters>,
+    pub(super) counters: ChannelCounters,
     /// Block size of the namespace, as a power of two.
     pub(super) block_shift: u8,
     /// Since when requests are in flight.
@@ -46,6 +46,15 @@ pub(super) struct NamespaceChannel {
     is_armed: bool,
     /// The descriptor of the block device has been passed to the caller.
     is_known: bool,
+}
+
+/// Counters of the commands of a channel.
+pub(super) enum ChannelCounters {
+    /// Registered for readers. Commands are counted when they complete, with their latency.
+    Registered(RegisteredCounters),
+    /// For the health log only. Commands of one request are counted when they begin: those of the fast path
+    /// in runs, which costs nothing per command.
+    HealthLog(Box<IoCounters>),
 }
 
 /// State of a loop that batches alike requests, with the changing values in registers.
@@ -63,6 +72,7 @@ impl NamespaceChannel {
         nsid: u32,
         device: &Arc<dyn BlockDevice>,
         depth: usize,
+        counters: ChannelCounters,
     ) -> Result<Self, Error> {
         let backend = device.channel()?;
         Ok(Self {
@@ -76,7 +86,7 @@ impl NamespaceChannel {
             depth,
             batched: 0,
             cache: None,
-            counters: None,
+            counters,
             block_shift: 0,
             busy_since: Instant::default(),
             outstanding: 0,
@@ -90,6 +100,11 @@ impl NamespaceChannel {
     /// Whether this channel belongs to `device`.
     pub(super) fn belongs_to(&self, device: &Arc<dyn BlockDevice>) -> bool {
         Arc::ptr_eq(&self.device, device)
+    }
+
+    /// Totals of its commands.
+    pub(super) fn io_totals(&self) -> IoTotals {
+        IoTotals::of_stats(&self.counters.counters().totals())
     }
 
     /// Whether no request is batched or in flight.
@@ -110,20 +125,38 @@ impl NamespaceChannel {
     /// Batches a request with at most one segment. The slot table is not larger than the capacity given
     /// when the channel was opened, so there is always space.
     pub(super) fn batch_request(&mut self, request: Request, segment: Segment) {
-        let mut batch = self.start_batch(request);
+        let (mut batch, _) = self.start_batch(request);
         batch.add_request(request.token, request.lba, segment);
         batch.finish(1);
     }
 
-    /// Starts a loop that batches requests equal to this one except for token, first block and memory.
+    /// Counts a command that begins with one request and is not part of a run, unless it is counted when it
+    /// completes.
+    pub(super) fn count_single(&self, request: &Request) {
+        if let ChannelCounters::HealthLog(counters) = &self.counters {
+            let bytes = u64::from(request.blocks) * u64::from(self.limits.block_size);
+            counters.count_success(request.operation as usize, 1, bytes, 0);
+        }
+    }
+
+    /// Starts a loop that batches requests equal to this one except for token, first block and memory. Also
+    /// returns the counters of commands that are counted when they begin.
     #[inline(always)]
-    pub(super) fn start_batch(&mut self, template: Request) -> RequestBatchBuilder<'_> {
+    pub(super) fn start_batch(
+        &mut self,
+        template: Request,
+    ) -> (RequestBatchBuilder<'_>, Option<&IoCounters>) {
         if self.requests.is_empty() {
             self.allocate_batch();
         }
-        let Self { requests, segments, batched, .. } = self;
+        let Self { requests, segments, batched, counters, .. } = self;
         let places = requests[*batched..].iter_mut().zip(segments[*batched..].iter_mut());
-        RequestBatchBuilder { places, at: truncate_to_u32(*batched), batched, template }
+        let at = truncate_to_u32(*batched);
+        let begun = match counters {
+            ChannelCounters::Registered(_) => None,
+            ChannelCounters::HealthLog(counters) => Some(&**counters),
+        };
+        (RequestBatchBuilder { places, at, batched, template }, begun)
     }
 
     #[cold]
@@ -173,10 +206,8 @@ impl NamespaceChannel {
             self.backend.poll(now, completions);
             let count = truncate_to_u32(completions.as_slice().len() - before);
             self.outstanding = self.outstanding.saturating_sub(count);
-            if self.outstanding == 0
-                && let Some(counters) = &self.counters
-            {
-                counters.counters().add_busy(now.since(self.busy_since));
+            if self.outstanding == 0 {
+                self.counters.counters().add_busy(now.since(self.busy_since));
             }
         }
     }
@@ -251,6 +282,17 @@ impl NamespaceChannel {
         self.segments.copy_within(taken..self.batched, 0);
         for (place, request) in (0..).zip(&mut self.requests[..self.batched - taken]) {
             request.segment_first = place;
+        }
+    }
+}
+
+impl ChannelCounters {
+    /// The counters.
+    #[inline]
+    pub(super) fn counters(&self) -> &IoCounters {
+        match self {
+            Self::Registered(registered) => registered.counters(),
+            Self::HealthLog(counters) => counters,
         }
     }
 }

@@ -66,15 +66,22 @@ impl<'a> CompletionCounter<'a> {
     pub(super) fn count_command(self, slot: &Slot, status: Status) {
         let Some(operation) = operation_of_opcode(slot.opcode()) else { return };
         if status.is_success() {
-            self.count_run(slot.opcode(), slot.details(), 1);
+            self.count_alike(operation, slot.details(), 1);
         } else {
             let status = tenmil_base::IoStatus(status.without_crd_more_dnr().0);
             self.counters.count_failure(operation as usize, status);
         }
     }
 
+    #[inline]
     fn count_run(self, opcode: u8, details: u64, count: u32) {
-        let Some(operation) = operation_of_opcode(opcode) else { return };
+        if let Some(operation) = operation_of_opcode(opcode) {
+            self.count_alike(operation, details, count);
+        }
+    }
+
+    #[inline]
+    fn count_alike(self, operation: Operation, details: u64, count: u32) {
         let blocks = if has_blocks(operation) { u64::from(Slot::blocks_of(details)) } else { 0 };
         let took_ns = Slot::start_of(details).ns_until(self.now);
         let bytes = (blocks << self.block_shift) * u64::from(count);
@@ -100,23 +107,26 @@ impl CountReleases for CountedRuns<'_> {
     }
 
     #[inline(always)]
-    fn finish(mut self) {
-        self.count_last_run();
+    fn finish(self) {
+        if self.count > 0 {
+            self.count_last_run();
+        }
     }
 }
 
 impl CountedRuns<'_> {
     #[inline(never)]
     fn start_run(&mut self, kind: u16, details: u64) {
-        self.count_last_run();
+        if self.count > 0 {
+            self.count_last_run();
+        }
         (self.kind, self.details, self.count) = (kind, details, 0);
     }
 
-    fn count_last_run(&mut self) {
-        if self.count > 0 {
-            let [opcode, _] = self.kind.to_le_bytes();
-            self.counter.count_run(opcode, self.details, self.count);
-        }
+    #[inline(never)]
+    fn count_last_run(&self) {
+        let [opcode, _] = self.kind.to_le_bytes();
+        self.counter.count_run(opcode, self.details, self.count);
     }
 }
 

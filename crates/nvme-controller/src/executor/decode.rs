@@ -92,6 +92,7 @@ impl<H: HostMemory> Executor<H> {
                 {
                     request.token = slot.into();
                     channel_to.batch_request(request, NO_SEGMENT);
+                    channel_to.count_single(&request);
                     self.slots.get_mut(slot).set_channel(channel);
                 }
             }
@@ -247,8 +248,6 @@ impl<H: HostMemory> Executor<H> {
         if len_bytes > self.transfer_bytes_max.into() {
             return Err(Status::INVALID_FIELD.with_dnr());
         }
-        self.traffic
-            .count_command(if access == ReservationAccessKind::Write { 1 } else { 2 }, len_bytes);
         let flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
         let extent = self.to_device_extent(entry, lba, blocks);
         let segments_max = self.device_limits(entry).map_or(0, |limits| limits.segments_max.into());
@@ -285,9 +284,6 @@ impl<H: HostMemory> Executor<H> {
         let mut flags = fua_and_lr_flags(command.cdw12()).union(self.write_request_flags(access));
         if operation == Operation::WriteZeroes && command.cdw12() & DEAC != 0 {
             flags = flags.union(RequestFlags::DEALLOCATE);
-        }
-        if operation == Operation::Verify {
-            self.traffic.add_read_bytes(u64::from(blocks) << entry.block_shift);
         }
         let extent = self.to_device_extent(entry, lba, blocks);
         Ok(match substitute {

@@ -1,15 +1,14 @@
 //! Fast path: commands that need exactly one request, to the block device and back.
 
 use tenmil_base::{
-    CompletionBatch, DirectAccessWindow, HostMemory, Instant, IoCompletion, Operation, Request,
-    RequestFlags, SIMPLE_IO_WORDS, Segment,
+    CompletionBatch, DirectAccessWindow, HostMemory, Instant, IoCompletion, IoCounters, Operation,
+    Request, RequestFlags, SIMPLE_IO_WORDS, Segment,
 };
 use tenmil_wire::{Command, Status};
 
 use super::Executor;
 use super::channel::RequestBatchBuilder;
 use super::completion_counter::{CompletionCounter, CountReleases, NotCounted, StartTime};
-use super::io_counters::TrafficCounters;
 use super::namespace_table::{FAST_READ, FAST_WRITE, FastPathNamespace};
 use super::slot_table::{AllocCursor, Slot, SlotState, SlotTable};
 
@@ -28,7 +27,8 @@ pub(crate) struct FastPathRun<'a> {
     window: Option<DirectAccessWindow>,
     slot_alloc: AllocCursor<'a>,
     batch: RequestBatchBuilder<'a>,
-    traffic: &'a mut TrafficCounters,
+    /// Counters of commands that begin; `None` if those that complete are counted.
+    begun: Option<&'a IoCounters>,
 }
 
 impl<H: HostMemory> Executor<H> {
@@ -69,10 +69,9 @@ impl<H: HostMemory> Executor<H> {
         }
         let window = self.host.direct_access_window(kind.len_bytes);
         let slot = kind.slot.with_stream(stream);
-        let (slot_alloc, batch) =
-            (self.slots.allocate_cursor(), channel.start_batch(kind.template));
-        let traffic = &mut self.traffic;
-        let mut run = FastPathRun { kind, slot, window, slot_alloc, batch, traffic };
+        let (batch, begun) = channel.start_batch(kind.template);
+        let slot_alloc = self.slots.allocate_cursor();
+        let mut run = FastPathRun { kind, slot, window, slot_alloc, batch, begun };
         // From here on, every accepted command has a slot and a batched request.
         run.add_command(simple_words, segment);
         let (count, rest) = follow(&mut run);
@@ -111,10 +110,9 @@ impl<H: HostMemory> Executor<H> {
             kind.permit_in_place(entry.block_shift);
         }
         let slot = kind.slot.with_stream(stream);
-        let (slot_alloc, batch) =
-            (self.slots.allocate_cursor(), channel.start_batch(kind.template));
-        let (window, traffic) = (None, &mut self.traffic);
-        let mut run = FastPathRun { kind, slot, window, slot_alloc, batch, traffic };
+        let (batch, begun) = channel.start_batch(kind.template);
+        let (window, slot_alloc) = (None, self.slots.allocate_cursor());
+        let mut run = FastPathRun { kind, slot, window, slot_alloc, batch, begun };
         let mut count = 0;
         let mut next = Some((id, command, segment));
         while let Some((id, command, segment)) = next {
@@ -283,14 +281,13 @@ impl FastPathRun<'_> {
     /// Ends the run, in which `count` commands were begun.
     #[inline(always)]
     fn finish(self, count: u32) {
-        let Self { kind, slot_alloc, batch, traffic, .. } = self;
+        let Self { kind, slot_alloc, batch, begun, .. } = self;
         slot_alloc.finish(count);
         batch.finish(count);
-        traffic.add_counters(
-            kind.counter_class(),
-            count,
-            u64::from(kind.len_bytes) * u64::from(count),
-        );
+        if let Some(counters) = begun {
+            let bytes = u64::from(kind.len_bytes) * u64::from(count);
+            counters.count_success(kind.template.operation as usize, count.into(), bytes, 0);
+        }
     }
 }
 
@@ -380,11 +377,6 @@ impl FastPathKind {
             self.template.flags = self.template.flags.union(RequestFlags::IN_PLACE);
             self.slot.set_context(block_shift.into());
         }
-    }
-
-    /// Index in [`TrafficCounters`].
-    fn counter_class(&self) -> usize {
-        usize::from(self.template.operation != Operation::Write) + 1
     }
 }
 

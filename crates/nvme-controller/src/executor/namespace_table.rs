@@ -1,10 +1,14 @@
 //! Namespace table: maps an NSID to the data of the fast path by one array index.
 
-use tenmil_base::{ChannelGroup, Error, Instant, Limits, MediumMemory, Operation, Span};
+use tenmil_base::{
+    ChannelGroup, Error, Instant, IoCounters, Limits, MediumMemory, Operation, Span,
+};
 use tenmil_wire::Status;
 
-use super::channel::NamespaceChannel;
+use super::channel::{ChannelCounters, NamespaceChannel};
 use super::completion_counter::{CompletionCounter, StartTime};
+use super::slot_table::{Slot, SlotState};
+use crate::controller::transport_interface::IoTotals;
 use crate::io_stats::QueueIoStats;
 use crate::namespace::{Namespace, NamespaceSnapshot};
 
@@ -18,8 +22,10 @@ pub(super) struct NamespaceTable {
     group: ChannelGroup,
     nsid_max: u32,
     depth: usize,
-    /// Where the counters of the channels are registered, if commands are counted.
+    /// Where the counters of the channels are registered, if readers want them.
     io_stats: Option<QueueIoStats>,
+    /// Totals of the closed channels.
+    closed: IoTotals,
     has_retired: bool,
 }
 
@@ -72,7 +78,8 @@ impl NamespaceTable {
     pub(super) fn new(depth: usize, io_stats: Option<QueueIoStats>) -> Self {
         let (entries, channels) = (Vec::new(), Vec::new());
         let group = ChannelGroup::default();
-        Self { entries, channels, group, nsid_max: 0, depth, io_stats, has_retired: false }
+        let closed = IoTotals::default();
+        Self { entries, channels, group, nsid_max: 0, depth, io_stats, closed, has_retired: false }
     }
 
     /// Applies a new snapshot: opens channels to new block devices and retires those that are gone.
@@ -115,11 +122,14 @@ impl NamespaceTable {
         let index = match known {
             Some(index) => index,
             None => {
-                let open = || NamespaceChannel::open(nsid, device, self.depth);
+                let counters = match &self.io_stats {
+                    Some(queue) => ChannelCounters::Registered(queue.register(nsid)),
+                    None => ChannelCounters::HealthLog(Box::new(IoCounters::new(false))),
+                };
+                let open = || NamespaceChannel::open(nsid, device, self.depth, counters);
                 let mut channel = self.group.open_member(open)?;
                 channel.cache = namespace.cache.clone();
                 channel.block_shift = namespace.block_shift;
-                channel.counters = self.io_stats.as_ref().map(|queue| queue.register(nsid));
                 let free = self.channels.iter().position(Option::is_none);
                 let index = free.unwrap_or_else(|| {
                     self.channels.push(None);
@@ -150,7 +160,9 @@ impl NamespaceTable {
                 let is_free =
                     slot.as_ref().is_some_and(NamespaceChannel::is_idle) && !is_used(index);
                 if is_free {
-                    *slot = None;
+                    let closed = slot.take();
+                    let totals = closed.as_ref().map(NamespaceChannel::io_totals);
+                    self.closed.add(&totals.unwrap_or_default());
                 } else {
                     self.has_retired = true;
                 }
@@ -194,6 +206,13 @@ impl NamespaceTable {
         self.channels.iter_mut().flatten()
     }
 
+    /// Totals of the queue's commands.
+    pub(super) fn io_totals(&self) -> IoTotals {
+        let mut sum = self.closed;
+        self.channels.iter().flatten().for_each(|channel| sum.add(&channel.io_totals()));
+        sum
+    }
+
     /// Counters of the completions of a channel, if they are counted.
     #[inline]
     pub(super) fn completion_counter(
@@ -202,8 +221,23 @@ impl NamespaceTable {
         now: StartTime,
     ) -> Option<CompletionCounter<'_>> {
         let channel = self.channels.get(usize::from(index))?.as_ref()?;
-        let counters = channel.counters.as_ref()?.counters();
-        Some(CompletionCounter { counters, block_shift: channel.block_shift, now })
+        let ChannelCounters::Registered(registered) = &channel.counters else { return None };
+        let (counters, block_shift) = (registered.counters(), channel.block_shift);
+        Some(CompletionCounter { counters, block_shift, now })
+    }
+
+    /// Counters of a command that completes outside the loops of the fast path; `None` if it was counted when
+    /// it began.
+    pub(super) fn command_counter(
+        &self,
+        slot: &Slot,
+        now: StartTime,
+    ) -> Option<CompletionCounter<'_>> {
+        let channel = self.channels.get(usize::from(slot.channel()))?.as_ref()?;
+        let is_counted = matches!(channel.counters, ChannelCounters::HealthLog(_))
+            && slot.state() == SlotState::Fast;
+        let (counters, block_shift) = (channel.counters.counters(), channel.block_shift);
+        (!is_counted).then_some(CompletionCounter { counters, block_shift, now })
     }
 
     /// Counts commands for a namespace that waited for a rate limit before they began, and the sum of the
@@ -211,8 +245,8 @@ impl NamespaceTable {
     pub(super) fn count_limit_wait(&self, nsid: u32, count: u64, time: Span) {
         let mut channels = self.channels.iter().flatten();
         let channel = channels.find(|channel| channel.nsid == nsid && !channel.is_retired);
-        if let Some(counters) = channel.and_then(|channel| channel.counters.as_ref()) {
-            counters.counters().add_limit_wait(count, time);
+        if let Some(channel) = channel {
+            channel.counters.counters().add_limit_wait(count, time);
         }
     }
 

@@ -194,7 +194,7 @@ fn similar_commands_begin_as_one_run_and_complete_with_their_tags() {
     let ended: Vec<u16> = rig.poll_finished().into_iter().map(|(id, _)| id).collect();
     assert_eq!(ended, [0, 1, 2, 3, 4]);
     assert_eq!((rig.executor.in_flight_count(), rig.device.contents().log.len()), (0, 5));
-    assert_eq!(rig.executor.take_io_counters(rig.now).read_commands, 5);
+    assert_eq!(rig.executor.take_io_totals().read_commands, 5);
 }
 
 #[test]

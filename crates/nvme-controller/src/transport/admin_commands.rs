@@ -102,7 +102,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
         let opcode = AdminOpcode::from_u8(command.opcode());
         // The health log has to include all I/O so far.
         if opcode == Some(AdminOpcode::GetLogPage) {
-            self.report_io_counters(now);
+            self.report_io_totals();
         }
         let step = self.controller.execute(now, &command, &mut bytes);
         if opcode == Some(AdminOpcode::SetFeatures) {
@@ -184,9 +184,9 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
     }
 
     /// Adds the I/O totals of the queues to the health log before it is read.
-    fn report_io_counters(&mut self, now: Instant) {
+    fn report_io_totals(&mut self) {
         for signalled in &mut self.queues {
-            self.controller.add_io_counters(&signalled.queue.take_io_counters(now));
+            self.controller.add_io_totals(&signalled.queue.take_io_totals());
         }
     }
 }

@@ -31,7 +31,7 @@ use crate::controller::transport_interface::{
     TransportAction,
 };
 use crate::controller::{Controller, WakeFn};
-use crate::io_stats::IoStatsSource;
+use crate::io_stats::{IoStatsSource, IoStatsTable};
 use crate::namespace::{NamespaceSnapshot, VersionedValueReader};
 use crate::transport::shutdown_flush::ShutdownFlush;
 
@@ -70,8 +70,8 @@ pub struct FabricsTransport {
     waker: Option<WakeFn>,
     association_end_reason: Option<AssociationEndReason>,
     last_error: Option<String>,
-    /// Where the commands of the I/O queues are counted, if they are.
-    io_stats: Option<IoStatsSource>,
+    /// Where the commands of the I/O queues are counted.
+    io_stats: IoStatsSource,
 }
 
 /// Command that completes later.
@@ -137,7 +137,7 @@ impl FabricsTransport {
             waker: None,
             association_end_reason: None,
             last_error: None,
-            io_stats: None,
+            io_stats: Arc::<IoStatsTable>::default().source("", 0),
         };
         transport.apply_feature_values();
         transport
@@ -148,9 +148,9 @@ impl FabricsTransport {
         &mut self.controller
     }
 
-    /// Counts the commands of the I/O queues created from now on.
+    /// Sets where the commands of the I/O queues created from now on are counted.
     pub fn set_io_stats(&mut self, io_stats: IoStatsSource) {
-        self.io_stats = Some(io_stats);
+        self.io_stats = io_stats;
     }
 
     /// Removes and returns the last error that no NVMe status reports, as one line.
@@ -196,6 +196,10 @@ impl FabricsTransport {
             return Some(AdminResult::failure(Status::COMMAND_SEQUENCE_ERROR.with_dnr()));
         }
         self.last_activity = now;
+        // The health log includes all I/O so far.
+        if command.opcode() == AdminOpcode::GetLogPage.code() {
+            self.controller.set_io_totals(&self.io_stats.totals());
+        }
         let step = self.controller.execute(now, command, bytes);
         if command.opcode() == AdminOpcode::SetFeatures.code() {
             self.apply_feature_values();

@@ -11,7 +11,6 @@ use crate::controller::transport_interface::{
 };
 use crate::doorbell::STRIDE;
 use crate::executor::{ExecutorConfig, ExecutorContext};
-use crate::io_stats::QueueIoStats;
 use crate::queue::{Queue, QueueConfig};
 
 /// CC.IOSQES and CC.IOCQES as powers of two (Base 2.1 §3.1.4.5).
@@ -44,10 +43,7 @@ impl<H: RingMemory + Clone, I: Interrupts> MemoryTransport<H, I> {
             fused_arbiter: self.controller.fused_arbiter(),
             is_write_through: self.is_write_through.clone(),
             buffers: self.buffers.clone(),
-            io_stats: self
-                .io_stats
-                .clone()
-                .map(|controller| QueueIoStats { controller, qid: create.cqid }),
+            io_stats: None,
         };
         let namespaces = self.controller.namespaces().reader();
         let doorbells = self.bar.doorbells().clone();

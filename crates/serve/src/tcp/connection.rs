@@ -551,7 +551,6 @@ impl TargetConnection {
         match role {
             ConnectionRole::Io(io) => {
                 let count = io.poll_once(now, commands, end);
-                io.publish_counters(now);
                 if io.is_stopping() {
                     self.handle_stopped_queue(now);
                 }

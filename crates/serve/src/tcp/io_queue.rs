@@ -44,7 +44,6 @@ pub(super) struct IoQueue {
     ready: Vec<u16>,
     share: QueueShare,
     latency: MeanLatency,
-    published_at: Instant,
     /// Whether outstanding writes of the devices are fenced when the queue stops.
     is_fenced: bool,
     stop_timer: DrainAfterStopTimer,
@@ -62,8 +61,6 @@ struct DrainAfterStopTimer {
 
 /// Number of commands that may be split into several requests at the same time.
 const SPLIT_COMMANDS_MAX: u16 = 4;
-/// Interval at which a queue publishes its counters.
-const PUBLISH_INTERVAL: Span = Span::from_secs(1);
 /// The only stream of the executor.
 const STREAM: u16 = 0;
 
@@ -100,7 +97,6 @@ impl IoQueue {
             slow_io_log: service.slow_io_log().clone(),
             ready: Vec::new(),
             latency: MeanLatency::default(),
-            published_at: now,
             is_fenced: !limits.injected_bugs.unfenced_writes,
             stop_timer: DrainAfterStopTimer {
                 since: now,
@@ -190,19 +186,15 @@ impl IoQueue {
             && !self.is_stopping()
             && !self.executor.wants_iteration()
         {
-            self.executor.begin_idle_iteration(now);
             return 0;
         }
-        let was_idle = self.executor.begin_iteration(now);
+        self.executor.begin_iteration(now);
         if self.executor.has_commands_in_contexts() {
             self.executor.retry_waiting(now);
         }
         let mut count = self.start_ready_commands(now, commands);
         if count > 0 {
             self.link.note_activity(now);
-            if was_idle {
-                self.executor.record_busy_start(now);
-            }
         }
         if self.executor.in_flight_count() > 0 {
             self.executor.submit_all_channels(now);
@@ -478,24 +470,8 @@ impl IoQueue {
         self.executor.in_flight_count() == 0
     }
 
-    /// Publishes the counters of the interval, at most once per `PUBLISH_INTERVAL`.
-    #[inline]
-    pub(super) fn publish_counters(&mut self, now: Instant) {
-        if now.since(self.published_at) >= PUBLISH_INTERVAL {
-            self.publish_counters_at_once(now);
-        }
-    }
-
-    #[cold]
-    fn publish_counters_at_once(&mut self, now: Instant) {
-        self.published_at = now;
-        let traffic = self.executor.take_io_counters(now);
-        self.association.lock_transport().add_io_counters(&traffic);
-    }
-
     /// Closes the drained queue: releases its identifier.
-    pub(super) fn close_queue(mut self, now: Instant) {
-        self.publish_counters_at_once(now);
+    pub(super) fn close_queue(self, now: Instant) {
         let Self { executor, association, qid, .. } = self;
         drop(executor);
         association.lock_transport().remove_queue(now, qid);
@@ -532,15 +508,13 @@ impl IoQueue {
         self.latency.mean_latency().filter(|_| !self.is_idle())
     }
 
-    /// When a device must be polled, or counters are due for publication.
+    /// When a device must be polled.
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {
         if !self.is_idle() {
             let has_share = self.ready.is_empty() || self.executor.executing_count() > 0;
             let review = if has_share { Instant::NEVER } else { self.share.review_at() };
             self.executor.wake_at().min(self.stop_timer.report_at).min(review)
-        } else if self.executor.has_io_counters() {
-            self.published_at.after(PUBLISH_INTERVAL)
         } else {
             Instant::NEVER
         }

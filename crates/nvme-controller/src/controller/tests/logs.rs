@@ -14,7 +14,7 @@ use tenmil_wire::log::health::HealthInformation;
 use tenmil_wire::{Command, Layout, Status, TypedCommand};
 
 use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
-use crate::controller::transport_interface::{ErrorReport, InvalidDoorbell, IoCounters};
+use crate::controller::transport_interface::{ErrorReport, InvalidDoorbell, IoTotals};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, SubsystemConfig,
 };
@@ -142,14 +142,14 @@ fn error_log_is_newest_first_and_bounded() {
 #[test]
 fn health_log_accumulates_transport_counters() {
     let mut bench = ControllerFixture::new();
-    let traffic = IoCounters {
+    let traffic = IoTotals {
         read_bytes: 1 << 20,
         written_bytes: 512_000,
         read_commands: 3,
         write_commands: 4,
         busy: Span::from_secs(120),
     };
-    bench.controller.add_io_counters(&traffic);
+    bench.controller.add_io_totals(&traffic);
     bench
         .controller
         .record_error_completion(bench.now, &error_report(Status::UNRECOVERED_READ_ERROR));

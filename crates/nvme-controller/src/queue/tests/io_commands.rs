@@ -297,16 +297,12 @@ fn io_counters_count_each_command_once() {
     rig.run_successfully(io_command(IoOpcode::Compare, 0, 1));
     rig.run_successfully(io_command(IoOpcode::Verify, 0, 2));
     rig.poll();
-    let traffic = rig.queue.take_io_counters(rig.now);
+    let traffic = rig.queue.take_io_totals();
     assert_eq!((traffic.write_commands, traffic.written_bytes), (2, 17 * 512));
     assert_eq!((traffic.read_commands, traffic.read_bytes), (2, 11 * 512));
     assert!(traffic.busy.ns > 0);
-    let idle = rig.queue.take_io_counters(rig.now.after(tenmil_base::Span::from_secs(1)));
-    assert_eq!(
-        idle,
-        crate::controller::transport_interface::IoCounters::default(),
-        "reported once"
-    );
+    let idle = rig.queue.take_io_totals();
+    assert_eq!(idle, crate::controller::transport_interface::IoTotals::default(), "reported once");
 }
 
 /// A reconnecting host would assume that nothing was lost.

@@ -8,7 +8,7 @@ use tenmil_wire::register::CommandSetSelected;
 
 use super::{FabricsTransport, QueueCommand, QueueLink};
 use crate::bounce_pool::BouncePool;
-use crate::controller::transport_interface::{AdminResult, IoCounters, QueueCommandId};
+use crate::controller::transport_interface::{AdminResult, QueueCommandId};
 use crate::executor::{Executor, ExecutorConfig, ExecutorContext, SegmentMemory};
 use crate::io_stats::QueueIoStats;
 use crate::queue::QueueEvent;
@@ -84,10 +84,7 @@ impl FabricsTransport {
             fused_arbiter: self.controller.fused_arbiter(),
             is_write_through: self.is_write_through.clone(),
             buffers,
-            io_stats: self
-                .io_stats
-                .clone()
-                .map(|controller| QueueIoStats { controller, qid: new.qid }),
+            io_stats: Some(QueueIoStats { controller: self.io_stats.clone(), qid: new.qid }),
         };
         let namespaces = self.controller.namespaces().reader();
         let mut executor = Executor::new(memory, &config, shared, namespaces);
@@ -152,11 +149,6 @@ impl FabricsTransport {
         self.controller.note_abort_completed();
         self.complete_deferred(now, admin_cid, AdminResult::success_with(u32::from(!is_aborted)));
         self.wake_owner();
-    }
-
-    /// Adds I/O totals of a queue since its last report.
-    pub fn add_io_counters(&mut self, traffic: &IoCounters) {
-        self.controller.add_io_counters(traffic);
     }
 
     /// Removes a queue whose commands have all completed.

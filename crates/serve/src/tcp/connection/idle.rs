@@ -37,9 +37,6 @@ impl TargetConnection {
     /// Releases what an idle connection does not need.
     pub(in crate::tcp) fn prepare_to_idle(&mut self) {
         self.commands.buffer_cache().release_idle_buffers();
-        if let ConnectionRole::Io(io) = &mut self.role {
-            io.publish_counters(self.worked_at);
-        }
     }
 
     /// Arms the stream. Returns true if it is ready already.
