@@ -61,7 +61,9 @@ pub use multipath::{
 #[doc(hidden)]
 pub use options::InjectedBugs;
 pub use options::{InvalidNqn, Options, SecureChannelMode};
-pub use path_table::{DevicePaths, PathChange, PathObserver, PathRow, PathSecurity, PathTable};
+pub use path_table::{
+    DevicePaths, PathChange, PathObserver, PathRequestCounters, PathRow, PathSecurity, PathTable,
+};
 pub use remote_dma::RemoteDma;
 pub use segment_lists::{SegmentLists, SegmentPointer};
 pub use tcp_transport::{AttachedQueue, TcpTransport};

@@ -32,6 +32,7 @@ use tenmil_nvme_host::{
 use crate::cache_tracker::CacheScope;
 use crate::fabrics_controller::FabricsController;
 use crate::options::{InvalidNqn, Options};
+use crate::path_table::PathRequestCounters;
 use crate::wait_handle::WaitHandle;
 use controller_fencing::ControllerFencing;
 pub use fabrics_channel::FabricsChannel;
@@ -168,6 +169,11 @@ impl Multipath {
             fences,
             next_queue: 0,
         })
+    }
+
+    /// Counters of the device's requests.
+    pub fn request_counters(&self) -> &Arc<PathRequestCounters> {
+        self.shared.counters()
     }
 
     /// Performs a bounded amount of work and returns the next event.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Table of the paths to remote devices. Clones share the table.
@@ -53,8 +54,24 @@ pub struct PathRow {
     pub ups: u64,
     /// Number of times the path was lost.
     pub losses: u64,
+    /// Number of times it replaced another path as the preferred one.
+    pub failovers: u64,
+    /// Number of commands that missed their deadline.
+    pub timeouts: u64,
+    /// Number of requests that the path has not completed, and that were sent again, on it or another path.
+    pub retries: u64,
+    /// Number of requests of the device that failed because no path was usable: the same for all its paths.
+    pub unserved: u64,
     /// Security of its connections; the last one's while the path is not up.
     pub security: PathSecurity,
+}
+
+/// Counters of the requests of a device, which its queues increment when a path fails.
+#[derive(Debug)]
+pub struct PathRequestCounters {
+    /// By path.
+    retries: Box<[AtomicU64]>,
+    unserved: AtomicU64,
 }
 
 /// Security of the connections of a path.
@@ -73,6 +90,7 @@ pub type PathObserver = Box<dyn Fn(&str, Option<&str>, PathChange<'_>) + Send>;
 struct PathTableState {
     rows: BTreeMap<u64, Vec<PathRow>>,
     names: BTreeMap<u64, String>,
+    counters: BTreeMap<u64, Arc<PathRequestCounters>>,
     /// Number of the next device.
     next: u64,
     observer: Option<PathObserver>,
@@ -97,6 +115,10 @@ impl PathTable {
             reason: None,
             ups: 0,
             losses: 0,
+            failovers: 0,
+            timeouts: 0,
+            retries: 0,
+            unserved: 0,
             security: PathSecurity::default(),
         };
         let mut devices = self.lock();
@@ -109,7 +131,18 @@ impl PathTable {
 
     /// The paths of all devices, in the order in which the devices were added.
     pub fn rows(&self) -> Vec<PathRow> {
-        self.lock().rows.values().flatten().cloned().collect()
+        let state = self.lock();
+        let devices = state.rows.iter().map(|(number, rows)| (rows, state.counters.get(number)));
+        let rows = devices.flat_map(|(rows, counters)| rows.iter().map(move |row| (row, counters)));
+        let with_counts = rows.map(|(row, counters)| match counters {
+            Some(counters) => PathRow {
+                retries: counters.retries(row.number),
+                unserved: counters.unserved(),
+                ..row.clone()
+            },
+            None => row.clone(),
+        });
+        with_counts.collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, PathTableState> {
@@ -131,6 +164,19 @@ impl DevicePaths {
         }
     }
 
+    /// Sets the counters of the device's requests.
+    pub fn set_request_counters(&self, counters: Arc<PathRequestCounters>) {
+        self.table.lock().counters.insert(self.number, counters);
+    }
+
+    /// Counts a command that missed its deadline.
+    pub fn record_timeout(&self, path: usize) {
+        let mut devices = self.table.lock();
+        if let Some(row) = devices.rows.get_mut(&self.number).and_then(|rows| rows.get_mut(path)) {
+            row.timeouts += 1;
+        }
+    }
+
     /// Records the security of a path that is about to be reported as up.
     pub fn record_security(&self, path: usize, security: PathSecurity) {
         let mut devices = self.table.lock();
@@ -146,6 +192,41 @@ impl Drop for DevicePaths {
         let mut devices = self.table.lock();
         devices.rows.remove(&self.number);
         devices.names.remove(&self.number);
+        devices.counters.remove(&self.number);
+    }
+}
+
+impl PathRequestCounters {
+    /// Counters of a device with `count` paths.
+    pub(crate) fn new(count: usize) -> Self {
+        Self {
+            retries: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            unserved: AtomicU64::new(0),
+        }
+    }
+
+    // Relaxed: the counters publish nothing else.
+
+    /// Counts requests that `path` has not completed, and that are sent again.
+    pub(crate) fn count_retries(&self, path: usize, count: u64) {
+        self.retries[path].fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// Counts requests that failed because no path was usable.
+    pub(crate) fn count_unserved(&self, count: usize) {
+        self.unserved.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Number of requests that `path` has not completed, and that were sent again.
+    #[must_use]
+    pub fn retries(&self, path: usize) -> u64 {
+        self.retries.get(path).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// Number of requests that failed because no path was usable.
+    #[must_use]
+    pub fn unserved(&self) -> u64 {
+        self.unserved.load(Ordering::Relaxed)
     }
 }
 
@@ -183,7 +264,10 @@ impl PathChange<'_> {
                 (row.state, row.access, row.reason) = ("unfit", None, Some(why.to_owned()));
             }
             Self::Changed(_, access) => row.access = Some(access),
-            Self::Selected(_) => row.is_preferred = true,
+            Self::Selected(_) => {
+                row.is_preferred = true;
+                row.failovers += 1;
+            }
             Self::AllPathsDown => {}
         }
     }

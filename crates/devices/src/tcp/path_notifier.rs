@@ -1,12 +1,14 @@
 //! Reporting of path state changes, as log messages and as state that RPC methods return.
 
 use std::fmt;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_nvme_fabrics::{
-    DevicePaths, PathAnaState, PathChange, PathEvent, PathSecurity, PathTable, TimeoutPolicy,
+    DevicePaths, PathAnaState, PathChange, PathEvent, PathRequestCounters, PathSecurity, PathTable,
+    TimeoutPolicy,
 };
+use tenmil_nvme_host::Event;
 
 use super::tcp_uri::TcpUri;
 
@@ -45,10 +47,12 @@ static TABLE: LazyLock<PathTable> = LazyLock::new(PathTable::default);
 
 impl PathNotifier {
     /// For the paths of a block device.
-    pub(super) fn of_paths(name: &TcpUri) -> Self {
+    pub(super) fn of_paths(name: &TcpUri, counters: &Arc<PathRequestCounters>) -> Self {
         let mut notifier = Self::of_controller(name);
         let addresses = notifier.addresses.iter().cloned();
-        notifier.paths = Some(TABLE.add(notifier.device.clone(), addresses));
+        let paths = TABLE.add(notifier.device.clone(), addresses);
+        paths.set_request_counters(Arc::clone(counters));
+        notifier.paths = Some(paths);
         notifier
     }
 
@@ -63,6 +67,11 @@ impl PathNotifier {
     }
 
     pub(super) fn report(&self, now: Instant, event: &PathEvent) {
+        if let PathEvent::Controller { path, event: Event::CommandOverdue { .. } } = event
+            && let Some(paths) = &self.paths
+        {
+            paths.record_timeout(*path);
+        }
         match self.addresses.len() {
             1 => self.report_only_path(now, event),
             _ => self.report_path(event),
@@ -190,7 +199,7 @@ impl PathNotifier {
     }
 
     /// Reports an event of the controller.
-    pub(super) fn notify_controller_event(&self, event: tenmil_nvme_host::Event) {
+    pub(super) fn notify_controller_event(&self, event: Event) {
         self.report_path(&PathEvent::Controller { path: 0, event });
     }
 }

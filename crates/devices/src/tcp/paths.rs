@@ -72,9 +72,10 @@ impl NamespacePaths {
         let wake_set = AdminThreadBuilder::new(name)?;
         let multipath = Multipath::begin(setups, multipath_options(name), clock.now())
             .map_err(|error| Error::usage(error.to_string()))?;
+        let notifier = PathNotifier::of_paths(name, multipath.request_counters());
         let shared = Arc::new(PathsState {
             multipath: Mutex::new(multipath),
-            notifier: PathNotifier::of_paths(name),
+            notifier,
             size_watch: SizeWatch::default(),
         });
         shared.await_paths(name, &clock)?;

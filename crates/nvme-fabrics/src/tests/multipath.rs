@@ -7,7 +7,7 @@ use tenmil_base::{
     RequestFlags, Segment, Span,
 };
 use tenmil_dma::{CommandStore, DeviceKind, DevicePool, MemoryBacking, MemoryMapping, RegionTable};
-use tenmil_nvme_host::{ControllerOptions, FastPathOptions, QueuePairOptions, QueueSizes};
+use tenmil_nvme_host::{ControllerOptions, Event, FastPathOptions, QueuePairOptions, QueueSizes};
 use tenmil_sim::sim_network::{LinkFault, LinkTransferDirection};
 use tenmil_wire::log::ana::AnaState;
 use tenmil_wire::{Completion, Status};
@@ -424,6 +424,8 @@ fn read_fails_over_at_once_and_write_after_the_quiesce_time() {
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
         assert_eq!(host.executed_counts()[1], 1);
+        let counters = host.multipath.request_counters();
+        assert_eq!((counters.retries(0), counters.retries(1), counters.unserved()), (1, 0, 0));
         host.run_for(Span::from_secs(3));
         assert_eq!(host.completions.len(), 1, "once");
     }
@@ -572,6 +574,10 @@ fn overdue_write_fails_over_after_the_quiesce_time() {
         host.run_until(|host| !host.completions.is_empty());
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
         assert_eq!(host.executed_counts(), [0, 1]);
+        let is_overdue = |event: &PathEvent| {
+            matches!(event, PathEvent::Controller { path: 0, event: Event::CommandOverdue { .. } })
+        };
+        assert_eq!(host.events.iter().filter(|event| is_overdue(event)).count(), 1);
     }
 }
 
@@ -625,6 +631,7 @@ fn without_a_path_requests_fail_in_time_and_succeed_after_reconnect() {
     host.run_until(|host| host.submit(Operation::Read, 0, place, 1));
     host.run_until(|host| !host.completions.is_empty());
     assert_eq!(host.completions.remove(0).status, IoStatus::PATH_ERROR);
+    assert_eq!(host.multipath.request_counters().unserved(), 1);
     let waited = host.now.since(begun);
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
     assert!(host.multipath.is_usable(host.now) && host.multipath.down_since().is_some());

@@ -32,6 +32,28 @@ const PATH: &[FieldSchema] = &[
     FieldSchema::new("why", TEXT, "why the path is not up"),
     FieldSchema::new("connects", ResultType::Whole, "number of times the path came up"),
     FieldSchema::new("losses", ResultType::Whole, "number of times the path was lost"),
+    FieldSchema::new(
+        "failovers",
+        ResultType::Whole,
+        "number of times it replaced another path as the preferred one",
+    ),
+    FieldSchema::new(
+        "timeouts",
+        ResultType::Whole,
+        "number of commands that missed their deadline",
+    ),
+    FieldSchema::new(
+        "retries",
+        ResultType::Whole,
+        "number of requests that the path has not completed and that were sent again, on it or another \
+         path",
+    ),
+    FieldSchema::new(
+        "unserved",
+        ResultType::Whole,
+        "number of requests of the device that failed because no path was usable; the same for all its \
+         paths",
+    ),
     FieldSchema::new("tls", TEXT, "cipher suite of its connections; null in plaintext"),
     FieldSchema::new(
         "authenticated",
@@ -122,6 +144,10 @@ fn path_row(row: &PathRow) -> Value {
         "why": row.reason,
         "connects": row.ups,
         "losses": row.losses,
+        "failovers": row.failovers,
+        "timeouts": row.timeouts,
+        "retries": row.retries,
+        "unserved": row.unserved,
         "tls": row.security.cipher_suite,
         "authenticated": row.security.is_authenticated,
     })
@@ -171,6 +197,10 @@ mod tests {
         let found = path_rows(&paths, json!({}));
         assert_eq!((&found[1]["tls"], &found[1]["authenticated"]), (&json!(suite), &json!(true)));
         assert_eq!(found[0]["tls"], Value::Null, "of the other path nothing is known");
+        device.record_timeout(0);
+        let count = |row: usize, name: &str| path_rows(&paths, json!({}))[row][name].as_u64();
+        assert_eq!((count(0, "timeouts"), count(1, "timeouts")), (Some(1), Some(0)));
+        assert_eq!((count(0, "failovers"), count(1, "failovers")), (Some(0), Some(1)));
         let events: Vec<_> = std::iter::from_fn(|| announced.next()).collect();
         let kinds: Vec<&str> = events.iter().map(|event| event.kind.name).collect();
         let expected = ["path-up", "path-up", "path-lost", "path-selected", "path-changed"];

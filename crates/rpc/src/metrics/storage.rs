@@ -17,9 +17,10 @@ use tenmil_nvme_fabrics::PathTable;
 
 use super::families::{
     MIRROR_DIRTY, MIRROR_HEALTH, MIRROR_LEFT, MIRROR_LEGS, MIRROR_LEGS_LOST, MIRROR_LEGS_RESYNCED,
-    MIRROR_WRITES_LOST, PATH_ACCESS, PATH_CONNECTS, PATH_LOSSES, PATH_PREFERRED, PATH_STATE,
-    PATH_UP, POOL_FREE, POOL_PROVISIONED, POOL_RESERVED, POOL_SIZE, POOL_STOPPED, POOL_USED,
-    POOL_VOLUMES, POOL_WRITE_LOSSES, STORAGE_AGE, VOLUME_SIZE, VOLUME_USED,
+    MIRROR_WRITES_LOST, PATH_ACCESS, PATH_CONNECTS, PATH_FAILOVERS, PATH_LOSSES, PATH_PREFERRED,
+    PATH_RETRIES, PATH_STATE, PATH_TIMEOUTS, PATH_UNSERVED, PATH_UP, POOL_FREE, POOL_PROVISIONED,
+    POOL_RESERVED, POOL_SIZE, POOL_STOPPED, POOL_USED, POOL_VOLUMES, POOL_WRITE_LOSSES,
+    STORAGE_AGE, VOLUME_SIZE, VOLUME_USED,
 };
 use super::metrics_text::MetricsText;
 use crate::methods::DeviceControls;
@@ -227,9 +228,16 @@ fn collect_paths(parts: &ProcessParts, text: &mut MetricsText) {
             (&PATH_PREFERRED, u64::from(row.is_preferred)),
             (&PATH_CONNECTS, row.ups),
             (&PATH_LOSSES, row.losses),
+            (&PATH_FAILOVERS, row.failovers),
+            (&PATH_TIMEOUTS, row.timeouts),
+            (&PATH_RETRIES, row.retries),
         ];
         for (family, value) in numbers {
             text.add(family, labels, value);
+        }
+        // A count of the device, of which the first path stands for all.
+        if row.number == 0 {
+            text.add(&PATH_UNSERVED, [device], row.unserved);
         }
     }
 }

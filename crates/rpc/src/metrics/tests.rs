@@ -174,3 +174,48 @@ fn open_metrics_is_for_clients_that_ask_for_it() {
         assert!(!prefers_open_metrics(accept), "{accept}");
     }
 }
+
+/// `promtool` of PATH, or of the variable PROMTOOL; `None`, with a note, if there is none.
+fn promtool() -> Option<std::process::Command> {
+    let program = std::env::var("PROMTOOL").unwrap_or_else(|_| "promtool".to_owned());
+    let found = std::process::Command::new(&program).arg("--version").output();
+    if found.is_err() {
+        eprintln!("skipped: no promtool; apt-get install prometheus");
+        return None;
+    }
+    Some(std::process::Command::new(program))
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_the_text_format() {
+    for name in ["disk", "a\"} 7\ntenmil_evil_total 1\r\u{1b}[2J\\"] {
+        let Some(mut command) = promtool() else { return };
+        let (parts, _opened) = process_parts(name);
+        let mut text = tempfile::tempfile().unwrap();
+        std::io::Write::write_all(&mut text, render(&parts, false).as_bytes()).unwrap();
+        std::io::Seek::rewind(&mut text).unwrap();
+        let output = command.args(["check", "metrics"]).stdin(text).output().unwrap();
+        let problems = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && problems.is_empty(), "{name:?}: {problems}");
+    }
+}
+
+#[test]
+fn alert_rules_pass_their_tests_and_each_has_one() {
+    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/prometheus");
+    let read = |name: &str| std::fs::read_to_string(format!("{directory}/{name}")).unwrap();
+    let (rules, tests) = (read("tenmil-alerts.yml"), read("tenmil-alerts.test.yml"));
+    let metrics: BTreeSet<String> = ALL.iter().map(|family| family.sample_name()).collect();
+    let is_word = |byte: char| byte.is_ascii_alphanumeric() || byte == '_';
+    for name in rules.split(|byte| !is_word(byte)).filter(|word| word.starts_with("tenmil_")) {
+        let name = name.trim_end_matches("_bucket");
+        assert!(metrics.contains(name), "{name} is no metric");
+    }
+    for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
+        assert!(tests.contains(&format!("alertname: {alert}\n")), "{alert} has no test");
+    }
+    let Some(mut command) = promtool() else { return };
+    let output = command.args(["test", "rules", "tenmil-alerts.test.yml"]).current_dir(directory);
+    let output = output.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -129,6 +129,9 @@ pub(super) fn check_metrics(
     };
     let checked = run_program(Command::new(&tools.promtool).args(["check", "rules"]).arg(&rules));
     report.check("promtool check rules", checked.map(|_| String::new()));
+    let tests = rules.with_extension("test.yml");
+    let tested = run_program(Command::new(&tools.promtool).args(["test", "rules"]).arg(&tests));
+    report.check("promtool test rules", tested.map(|_| String::new()));
     report.check("promtool check metrics", check_text(service, tools));
     let prometheus = Prometheus::start(tools, &rules, service)?;
     let until = || Instant::now() + DATA_MAX;

@@ -51,6 +51,7 @@ impl FabricsChannel {
         }
         if self.must_fail_requests(now) {
             while let Some(slot) = self.inflight.pop_retry() {
+                self.shared.counters().count_unserved(1);
                 self.flushes.remove(slot);
                 self.failed.push(path_error_completion(self.inflight.remove(slot)));
             }
@@ -155,7 +156,8 @@ impl FabricsChannel {
                 return true;
             }
             view.in_flight -= 1;
-            let is_removed = match failover::retry_decision(status) {
+            let decision = failover::retry_decision(status);
+            let is_removed = match decision {
                 RetryDecision::Complete => {
                     inflight.clear_suspect(token);
                     match flushes.handle_completion(token, status, queue_pair.association(), scope)
@@ -192,6 +194,8 @@ impl FabricsChannel {
             };
             if !is_removed {
                 flushes.remove(token);
+            } else if decision != RetryDecision::Complete {
+                shared.counters().count_retries(path, 1);
             }
             is_removed
         });
@@ -237,6 +241,8 @@ impl FabricsChannel {
             );
             view.in_flight -= count;
             path_channel.stale += count;
+            let retried = u64::from(count) - not_retried.len() as u64;
+            self.shared.counters().count_retries(path, retried);
             for slot in not_retried {
                 self.flushes.remove(slot);
                 let (token, status) = (self.inflight.remove(slot), IoStatus::ABORTED_BY_HOST);

@@ -178,6 +178,7 @@ impl FabricsChannel {
         if self.must_fail_requests(now) && !self.is_resuming(now) {
             let free_slots = (self.limits.depth_max as usize).saturating_sub(self.failed.len());
             let count = requests.len().min(free_slots);
+            self.shared.counters().count_unserved(count);
             self.failed.extend(
                 requests[..count].iter().map(|request| path_error_completion(request.token)),
             );
