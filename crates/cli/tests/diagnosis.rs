@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 
@@ -15,6 +15,7 @@ const NQN: &str = "nqn.2026-01.org.tenmil:disk";
 struct Target {
     child: std::process::Child,
     root: tempfile::TempDir,
+    /// Of the listener; 0 without one of TCP.
     port: u16,
 }
 
@@ -31,7 +32,7 @@ impl Target {
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut ready).unwrap();
         let ready: Value = serde_json::from_str(&ready).unwrap();
         let listen = ready["listen"][0].as_str().unwrap();
-        let port = listen.rsplit(':').next().unwrap().parse().unwrap();
+        let port = listen.rsplit(':').next().unwrap().parse().unwrap_or_default();
         Self { child, root, port }
     }
 
@@ -96,6 +97,39 @@ fn slow_commands_are_logged_with_stages_that_add_up() {
     let refused = target.run(&["set", "slow_io", "threshold=soon"]);
     let text = String::from_utf8(refused.stderr).unwrap();
     assert!(text.contains("'soon'") || text.contains("`soon`"), "{text}");
+}
+
+#[test]
+fn slow_requests_of_a_vfio_user_client_are_logged_by_namespace() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("nvme");
+    let listen = format!("vfio-user:{}", socket.display());
+    let delayed = "delay:[ram:8m]?read=20ms&write=20ms";
+    let target = Target::start(&["ram:8m", delayed, "-l", &listen, "--slow-io", "10ms"]);
+    let load = |namespace: u32| {
+        let uri = format!("{listen}?ns={namespace}");
+        let done = target.run(&["perf", &uri, "-t", "0.3", "-a", "0.1", "-q", "1"]);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    (1..3).for_each(load);
+    let log = target.log();
+    let line = log.lines().find(|line| line.contains("slow I/O: read")).expect(&log);
+    assert!(line.contains(&format!("of {listen} namespace 2, block ")), "{line}");
+    assert!(line.contains(", success") && !log.contains("namespace 1"), "{log}");
+    assert!(milliseconds_after(line, "device ") >= 19.9, "{line}");
+    let rows = target.json(&["get", "slow_io"]);
+    let thresholds = [0, 1].map(|row| (&rows[row]["namespace"], &rows[row]["threshold_ns"]));
+    let expected = json!(10_000_000);
+    assert_eq!(thresholds, [(&json!(1), &expected), (&json!(2), &expected)]);
+    let slow = rows[0]["slow"].as_u64().unwrap();
+    assert!(slow > 0, "{rows}");
+    let rows = target.json(&["set", "slow_io", "threshold=off", "namespace=2"]);
+    assert_eq!((&rows[0]["threshold_ns"], &rows[1]["threshold_ns"]), (&expected, &Value::Null));
+    load(2);
+    assert_eq!(target.json(&["get", "slow_io"])[0]["slow"], slow, "it was switched off");
+    let refused = target.run(&["set", "slow_io", "threshold=1s", "namespace=3"]);
+    let text = String::from_utf8(refused.stderr).unwrap();
+    assert!(text.contains("`namespace` is 3, expected 1 to 2"), "{text}");
 }
 
 #[test]

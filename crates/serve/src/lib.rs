@@ -25,7 +25,9 @@ pub mod vhost_user;
 
 pub use endpoint_event::EndpointEvent;
 pub use peer_network::PeerNetwork;
-pub use slow_io::{SlowIo, SlowIoLog, SlowIoSource, SlowIoStages, SlowIoThresholds};
+pub use slow_io::{
+    DeviceSlowIo, ExportSlowIo, SlowIo, SlowIoLog, SlowIoSource, SlowIoStages, SlowIoThresholds,
+};
 
 /// Whether servers accept TLS connections: the feature `tls` of this crate.
 pub const HAS_TLS: bool = cfg!(feature = "tls");

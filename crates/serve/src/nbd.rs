@@ -50,7 +50,6 @@ pub use server::{Server, ServerConfig};
 pub use session_handle::{
     ConnectionPhase, ConnectionSample, DisconnectReason, ExportEvent, NbdEvent,
 };
-pub use slow_io::ExportSlowIo;
 pub use tenmil_nvme_auth::SecretBytes;
 pub use tls_config::{NbdCertificate, NbdPsk, NbdTls};
 pub use transmission::{NbdStats, QueryKind, SlowQuery};

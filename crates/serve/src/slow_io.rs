@@ -11,6 +11,9 @@
 //! device. The times are those of the iterations of its reactor, so stages within one iteration take no time, and
 //! the stages add up to the whole.
 
+mod export;
+mod served_device;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +21,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_linux::{Receiver, Sender, mailbox};
+
+pub use export::ExportSlowIo;
+pub use served_device::DeviceSlowIo;
 
 /// Log of a server, shared by its reactors and the loop that writes it.
 #[derive(Clone, Debug)]
@@ -52,11 +58,11 @@ pub struct SlowIo {
     pub operation: &'static str,
     /// Namespace identifier, for protocols that have several.
     pub namespace: Option<u32>,
-    /// First block, or first byte of an NBD request.
+    /// First block, or first byte if there is no namespace.
     pub start: Option<u64>,
     /// Length of the data in bytes.
     pub len_bytes: u64,
-    /// Command identifier, or cookie of an NBD request.
+    /// Command identifier, cookie of an NBD request, or number of a request of a served device.
     pub id: u64,
     /// Name of the status; `None` if the command succeeded.
     pub error: Option<String>,
@@ -69,13 +75,13 @@ pub struct SlowIo {
 /// Where a command came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlowIoSource {
-    /// Protocol: `nvme-tcp` or `nbd`.
+    /// Protocol: `nvme-tcp`, `nbd`, `vfio-user`, `vhost-user` or `ublk`.
     pub protocol: &'static str,
-    /// NQN of the subsystem, or name of the NBD export.
+    /// NQN of the subsystem, name of the NBD export, or where a device is served.
     pub export: String,
     /// NQN of the host, if the protocol has one.
     pub host: Option<String>,
-    /// Address of the client.
+    /// Address of the client; empty if the protocol has none.
     pub peer: String,
     /// Controller and queue identifier.
     pub queue: Option<(u16, u16)>,
@@ -177,13 +183,14 @@ impl fmt::Display for SlowIo {
         }
         write!(out, ": {}, {stages}; ", Milliseconds(stages.total()))?;
         match &source.host {
-            Some(host) => write!(out, "host {host} at {}", source.peer)?,
-            None => write!(out, "client {}", source.peer)?,
+            Some(host) => write!(out, "host {host} at {}, ", source.peer)?,
+            None if source.peer.is_empty() => {}
+            None => write!(out, "client {}, ", source.peer)?,
         }
         if let Some((controller, queue)) = source.queue {
-            write!(out, ", controller {controller}, queue {queue}")?;
+            write!(out, "controller {controller}, queue {queue}, ")?;
         }
-        write!(out, ", command {id:#x}, ")?;
+        write!(out, "command {id:#x}, ")?;
         match error {
             Some(status) => write!(out, "failed: {status}"),
             None => out.write_str("success"),

@@ -193,8 +193,8 @@ pub(super) struct ServeArguments {
     #[arg(long)]
     governor: bool,
 
-    /// Log commands of NVMe/TCP and NBD that take this long from reception to completion, with the times of their
-    /// stages; `tenmil set slow_io` changes it at run time
+    /// Log commands that take this long from reception to completion, with the times of their stages;
+    /// `tenmil set slow_io` changes it at run time
     #[arg(long, value_name = "TIME", value_parser = parse_slow_io_time, conflicts_with = "config")]
     slow_io: Option<Span>,
 

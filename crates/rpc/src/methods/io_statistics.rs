@@ -1,10 +1,12 @@
 //! I/O statistics of everything that a process serves: what hosts and clients have done.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tenmil_base::{IoStats, Operation, OperationStats};
 use tenmil_block::Bdev;
+use tenmil_serve::DeviceSlowIo;
 use tenmil_wire::Status;
 
 use super::{NbdExports, NvmeConnections};
@@ -96,6 +98,8 @@ pub struct ServedDevice {
     pub namespace: Option<u32>,
     /// The device.
     pub device: Bdev,
+    /// Its slow-I/O log.
+    pub slow_io: Arc<DeviceSlowIo>,
 }
 
 /// How rows are summed.
@@ -212,7 +216,7 @@ pub(crate) fn collect_io_stats(
         }
     }
     let devices = devices.map(|ServedDevices(devices)| &devices[..]).unwrap_or_default();
-    for ServedDevice { protocol, listen, namespace, device } in devices {
+    for ServedDevice { protocol, listen, namespace, device, .. } in devices {
         if is_export(listen) {
             let namespace = namespace.filter(|_| division.namespace);
             let export = listen.clone();

@@ -7,8 +7,9 @@ use serde_json::{Value, json};
 use tenmil_base::Span;
 use tenmil_block::quantity_parser::parse_time;
 use tenmil_serve::nbd::ExportedDevice;
-use tenmil_serve::{SlowIo, SlowIoThresholds};
+use tenmil_serve::{ExportSlowIo, SlowIo, SlowIoThresholds};
 
+use super::io_statistics::{ServedDevice, ServedDevices};
 use super::{NbdExports, NvmeConnections};
 use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
 use crate::event::{Event, EventKind, EventSender};
@@ -22,7 +23,11 @@ const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const TIME_MIN: Span = Span::from_us(1);
 
 const ROW: &[FieldSchema] = &[
-    FieldSchema::new("export", ResultType::Text, "NQN of the subsystem, or name of the NBD export"),
+    FieldSchema::new(
+        "export",
+        ResultType::Text,
+        "NQN of the subsystem, name of the NBD export, or where a device is served",
+    ),
     FieldSchema::new(
         "namespace",
         WHOLE,
@@ -33,7 +38,7 @@ const ROW: &[FieldSchema] = &[
     FieldSchema::new(
         "dropped",
         ResultType::Whole,
-        "slow commands of all subsystems, or of the NBD export, that were not logged: there were too many at once",
+        "slow commands of all subsystems, or of the export, that were not logged: there were too many at once",
     ),
 ];
 
@@ -70,7 +75,8 @@ pub(super) const METHODS: &[Method] = &[
                 "export",
                 NAME,
                 ParamDefault::Optional,
-                "NQN of the subsystem, or name of the NBD export; may be omitted if there is only one",
+                "NQN of the subsystem, name of the NBD export, or where a device is served; may be omitted if there is \
+                 only one",
             ),
             parameter(
                 "namespace",
@@ -117,6 +123,8 @@ pub fn parse_slow_io(text: &str) -> Result<Option<Span>, String> {
 enum FoundExport {
     Subsystem(SlowIoThresholds),
     Nbd(Arc<ExportedDevice>),
+    /// Devices that are served at one place.
+    Devices(Vec<ServedDevice>),
 }
 
 fn get_slow_io_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
@@ -132,6 +140,12 @@ fn get_slow_io_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         };
         match &export {
             FoundExport::Nbd(device) => vec![row(None, device.slow_io().threshold())],
+            FoundExport::Devices(devices) => {
+                let row = |device: &ServedDevice| {
+                    row(device.namespace, device.slow_io.export().threshold())
+                };
+                devices.iter().map(row).collect()
+            }
             FoundExport::Subsystem(thresholds) => {
                 let own = thresholds.namespaces.iter();
                 let own = own.map(|(namespace, threshold)| row(Some(*namespace), *threshold));
@@ -146,10 +160,20 @@ fn get_slow_io_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
 fn exports_of(call: &CallContext<'_>) -> Result<Vec<(String, u64, u64, FoundExport)>, RpcError> {
     let nvme = call.state.find_part::<NvmeConnections>("subsystems");
     let nbd = call.state.find_part::<NbdExports>("exports");
-    if let (Err(_), Err(error)) = (&nvme, &nbd) {
+    let devices = call.state.find_part::<ServedDevices>("served devices");
+    if let (Err(_), Err(_), Err(error)) = (&nvme, &nbd, &devices) {
         return Err(error.clone());
     }
     let mut exports = Vec::new();
+    let devices = devices.map(|ServedDevices(devices)| &devices[..]).unwrap_or_default();
+    for devices in devices.chunk_by(|one, next| one.listen == next.listen) {
+        let sum = |count: fn(&ExportSlowIo) -> u64| -> u64 {
+            devices.iter().map(|device| count(device.slow_io.export())).sum()
+        };
+        let (slow, dropped) = (sum(ExportSlowIo::count), sum(|slow_io| slow_io.log().dropped()));
+        let name = devices[0].listen.clone();
+        exports.push((name, slow, dropped, FoundExport::Devices(devices.to_vec())));
+    }
     if let Ok(NvmeConnections(service)) = nvme {
         let dropped = service.slow_io_log().dropped();
         for (nqn, thresholds, slow) in service.slow_io() {
@@ -185,6 +209,20 @@ fn set_slow_io_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         (FoundExport::Nbd(device), None) => device.slow_io().set_threshold(threshold),
         (FoundExport::Nbd(_), Some(_)) => {
             return Err(refuse("`namespace` is given, expected none: NBD has none".to_owned()));
+        }
+        (FoundExport::Devices(devices), namespace) => {
+            let is_meant =
+                |device: &&ServedDevice| namespace.is_none() || device.namespace == namespace;
+            let mut meant = devices.iter().filter(is_meant).peekable();
+            if meant.peek().is_none() {
+                let found = namespace.unwrap_or_default();
+                let expected = match devices[0].namespace {
+                    Some(_) => format!("1 to {}", devices.len()),
+                    None => "none: a disk has none".to_owned(),
+                };
+                return Err(refuse(format!("`namespace` is {found}, expected {expected}")));
+            }
+            meant.for_each(|device| device.slow_io.export().set_threshold(threshold));
         }
         (FoundExport::Subsystem(before), namespace) => {
             let thresholds = match namespace {

@@ -15,8 +15,8 @@ use tenmil_reactor::ThreadHandle;
 
 use super::export::Export;
 use super::session_handle::{ConnectionSample, SessionCommand, SessionHandle};
-use super::slow_io::ExportSlowIo;
 use super::transmission::NbdStats;
+use crate::slow_io::ExportSlowIo;
 
 /// Block device behind an export. It holds one claim on the device: exclusive for writing, or
 /// shared for reading. Every connection opens an I/O channel of its own.

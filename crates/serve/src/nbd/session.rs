@@ -24,6 +24,7 @@ use super::session_handle::{
     ConnectionPhase, DisconnectReason, NbdEvent, SessionCommand, SessionHandle,
 };
 use super::session_stream::{READABLE, SessionStream};
+use super::slow_io::append_request;
 use super::slow_query::{SlowQueries, SlowQueryResult};
 use super::transfer_rate::TransferRateCheck;
 use crate::recv_backoff::RecvBackoff;
@@ -360,7 +361,7 @@ impl<S: SessionStream> Session<S> {
         });
         let mut next = Some(slow);
         while let Some(slow) = next {
-            device.slow_io().append(&source, slow);
+            append_request(device.slow_io(), &source, slow);
             next = self.connection.next_slow_request(is_ended);
         }
     }

@@ -1,6 +1,8 @@
 //! Common part of the vfio-user, vhost-user and ublk endpoints: opening and claiming devices, and the
 //! event loop until shutdown.
 
+use std::sync::Arc;
+
 use tenmil_block::uri::Uri;
 use tenmil_block::{
     Bdev, BdevDescriptor, BdevEvent, BdevOptions, Claim, Opener, QosLimiter, QosLimits, RateLimit,
@@ -8,9 +10,11 @@ use tenmil_block::{
 use tenmil_dma::RegionTable;
 use tenmil_reactor::Reactors;
 use tenmil_rpc::{EventRelay, RpcServer};
-use tenmil_serve::EndpointEvent;
+use tenmil_serve::{DeviceSlowIo, EndpointEvent};
 
-use super::{ServeArguments, WATCH_INTERVAL, event_log, event_sender, sandbox, service_manager};
+use super::{
+    ServeArguments, WATCH_INTERVAL, event_log, event_sender, log_slow_io, sandbox, service_manager,
+};
 use crate::commands::rpc_endpoint;
 use tenmil_base::Error;
 use tenmil_devices::pcie::lacks_iommu;
@@ -74,16 +78,20 @@ pub(super) fn log_device_event(uri: &Uri, descriptor: &BdevDescriptor, mut resiz
     }
 }
 
-/// Logs disconnects and errors and relays events to RPC clients, until SIGTERM or Ctrl-C.
+/// Logs disconnects, errors and slow requests and relays events to RPC clients, until SIGTERM or Ctrl-C.
 pub(super) fn run_until_stopped(
     mut requested: Option<(RpcServer, EventRelay)>,
     reactors: &Reactors,
+    slow_io: &[Arc<DeviceSlowIo>],
     who: &str,
     next_news: impl Fn() -> Option<EndpointEvent>,
 ) {
     while !tenmil_linux::signal::is_stop_requested() {
         while let Some(new_events) = next_news() {
             event_log::log_endpoint_event(who, &new_events);
+        }
+        for slow_io in slow_io {
+            log_slow_io(slow_io.export().log(), event_sender(&requested));
         }
         sandbox::log_denied_calls(event_sender(&requested));
         service_manager::keep_alive(reactors);

@@ -37,7 +37,7 @@ pub(super) fn check_transport_options(
     let ServeArguments { export_name, max_connections, .. } = arguments;
     let (per_address, per_host) =
         (arguments.connections_per_address, arguments.connections_per_host);
-    let switches: [(&str, bool, &[ServeTransport]); 21] = [
+    let switches: [(&str, bool, &[ServeTransport]); 20] = [
         ("--nqn", nqn.is_some(), &[NvmeTcp]),
         ("--allowed-host", !allowed_host.is_empty(), &[NvmeTcp]),
         ("--allow-any-host", *allow_any_host, &[NvmeTcp]),
@@ -48,7 +48,6 @@ pub(super) fn check_transport_options(
         ("--dhchap", !arguments.dhchap.is_empty(), &[NvmeTcp]),
         ("--dhchap-controller", arguments.dhchap_controller.is_some(), &[NvmeTcp]),
         ("--keyring", arguments.keyring.is_some(), &[NvmeTcp]),
-        ("--slow-io", arguments.slow_io.is_some(), &[Nbd, NvmeTcp]),
         ("--socket", !socket.is_empty(), &[NvmeTcp]),
         ("--export-name", export_name.is_some(), &[Nbd]),
         ("--allow-resize", arguments.allow_resize, &[Nbd]),

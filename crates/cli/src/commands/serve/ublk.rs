@@ -12,6 +12,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_rpc::{ServedDevice, ServedDevices};
+use tenmil_serve::DeviceSlowIo;
 use tenmil_serve::ublk::{
     QueueLimits, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
 };
@@ -21,7 +22,9 @@ use super::listen_address::UblkListenOptions;
 use super::sandbox::{self, ServedParts};
 use super::service_manager;
 use super::transport::ServeTransport;
-use super::{REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, start_reactors};
+use super::{
+    REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, log_slow_io, start_reactors,
+};
 use crate::commands::rpc_endpoint;
 
 /// Default queue depth.
@@ -44,6 +47,10 @@ pub(super) fn serve_ublk(
     let (machine, clock) = (KernelFiles::live_system(), Clock::start());
     let regions = RegionTable::new(REGIONS_MAX);
     let (device, medium) = open_medium(arguments, uri, &regions, clock)?;
+    // The kernel may choose the number, and reads the partition table before it is known.
+    let slow_io = DeviceSlowIo::new("ublk", "ublk:", None);
+    slow_io.export().set_threshold(arguments.slow_io);
+    let medium = slow_io.observe(medium);
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
@@ -74,7 +81,14 @@ pub(super) fn serve_ublk(
     let parts = ServedParts::at_sockets(ServeTransport::Ublk, vec![uri], Vec::new());
     sandbox::run_as_user(arguments, &parts)?;
     let listen = format!("ublk:{}", server.device_number());
-    let served = ServedDevice { protocol: "ublk", listen, namespace: None, device };
+    slow_io.set_listen(&listen);
+    let served = ServedDevice {
+        protocol: "ublk",
+        listen,
+        namespace: None,
+        device,
+        slow_io: Arc::clone(&slow_io),
+    };
     let state =
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
     let mut requested = rpc_endpoint::serve_control_socket(state);
@@ -84,6 +98,7 @@ pub(super) fn serve_ublk(
     let mut done = UblkStats::default();
     while !tenmil_linux::signal::is_stop_requested() && server.has_active_queue() {
         handle_events(&mut server, &mut done);
+        log_slow_io(slow_io.export().log(), event_sender(&requested));
         sandbox::log_denied_calls(event_sender(&requested));
         service_manager::keep_alive(reactors);
         service_manager::confirm_reload();

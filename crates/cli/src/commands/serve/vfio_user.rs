@@ -13,6 +13,7 @@ use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_reactor::PollMode;
 use tenmil_rpc::{ServedDevice, ServedDevices};
+use tenmil_serve::DeviceSlowIo;
 use tenmil_serve::vfio_user::{ControllerOptions, Server, ServerConfig};
 
 use super::endpoint_devices::{
@@ -44,13 +45,23 @@ pub(super) fn serve_vfio_user(
     // it.
     let maps_doorbells = arguments.poll == PollMode::Always;
     let mut servers = Vec::new();
+    let mut slow_ios = Vec::new();
     for (index, (listen_socket, devices)) in
         listen_sockets.into_iter().zip(namespaces.chunks(each)).enumerate()
     {
+        let listen = format!("vfio-user:{}", listen_socket.address());
+        let observed = (1..).zip(devices).map(|(nsid, device)| {
+            let slow_io = DeviceSlowIo::new("vfio-user", &listen, Some(nsid));
+            slow_io.export().set_threshold(arguments.slow_io);
+            let medium = slow_io.observe(Arc::clone(device) as Arc<dyn BlockDevice>);
+            slow_ios.push(slow_io);
+            medium
+        });
+        let media = observed.collect();
         let options = ControllerOptions { maps_doorbells, ..ControllerOptions::default() };
         let server = Server::start(ServerConfig {
             listen_socket,
-            media: devices.iter().map(|one| Arc::clone(one) as Arc<dyn BlockDevice>).collect(),
+            media,
             options: ControllerOptions { serial: serial_number(options.serial, index), ..options },
             regions: regions.clone(),
             reactors: Arc::clone(reactors.registry()),
@@ -74,6 +85,7 @@ pub(super) fn serve_vfio_user(
         listen: listens[index / each].clone(),
         namespace: u32::try_from(index % each + 1).ok(),
         device,
+        slow_io: Arc::clone(&slow_ios[index]),
     });
     let state =
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(served.collect()));
@@ -81,7 +93,7 @@ pub(super) fn serve_vfio_user(
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
     service_manager::announce_ready(out, &line)?;
-    run_until_stopped(requested, reactors, "client", || {
+    run_until_stopped(requested, reactors, &slow_ios, "client", || {
         for (index, (uri, namespace)) in arguments.uris.iter().zip(&namespaces).enumerate() {
             let nsid = u32::try_from(index % each + 1).unwrap_or(u32::MAX);
             log_device_event(uri, namespace, || {

@@ -13,6 +13,7 @@ use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_rpc::{ServedDevice, ServedDevices};
+use tenmil_serve::DeviceSlowIo;
 use tenmil_serve::vhost_user::{Server, ServerConfig, adapt_device, device_id_of_uri};
 
 use super::endpoint_devices::{
@@ -43,6 +44,10 @@ pub(super) fn serve_vhost_user(
     let (device, descriptor, medium) = open_medium(arguments, uri, &regions, clock)?;
     let limits = medium.limits();
     let listen_socket = open_listener(&ListenAddress::Path(socket.into()))?;
+    let listen = format!("vhost-user:{}", listen_socket.address());
+    let slow_io = DeviceSlowIo::new("vhost-user", &listen, None);
+    slow_io.export().set_threshold(arguments.slow_io);
+    let medium = slow_io.observe(medium);
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let server = Server::start(ServerConfig {
@@ -57,15 +62,20 @@ pub(super) fn serve_vhost_user(
     tenmil_linux::storage_file::commit_created()?;
     let parts = ServedParts::at_sockets(ServeTransport::VhostUser, vec![uri], vec![socket]);
     sandbox::run_as_user(arguments, &parts)?;
-    let listen = format!("vhost-user:{}", server.address());
-    let served = ServedDevice { protocol: "vhost-user", listen, namespace: None, device };
+    let served = ServedDevice {
+        protocol: "vhost-user",
+        listen,
+        namespace: None,
+        device,
+        slow_io: Arc::clone(&slow_io),
+    };
     let state =
         rpc_endpoint::rpc_state_of_reactors(&balanced).with_part(ServedDevices(vec![served]));
     let requested = rpc_endpoint::serve_control_socket(state);
     sandbox::drop_rights(arguments, &parts, event_sender(&requested));
     rpc_endpoint::set_ready(&requested);
     service_manager::announce_ready(out, &ready_message(arguments, uri, &limits, &server))?;
-    run_until_stopped(requested, reactors, "front end", || {
+    run_until_stopped(requested, reactors, &[slow_io], "front end", || {
         log_device_event(uri, &descriptor, || server.notify_resize());
         server.next_event()
     });
