@@ -110,7 +110,7 @@ fn event_completion_disables_wakeup_coalescing() {
 }
 
 #[test]
-fn queue_counters_are_published_within_a_second() {
+fn queue_without_commands_does_not_wake_for_its_counters() {
     let mut rig = TestTarget::new();
     let (_, cntlid) = rig.connect_admin_queue();
     let io = rig.connect_io_queue(cntlid, 1);
@@ -121,11 +121,7 @@ fn queue_counters_are_published_within_a_second() {
         let (completion, _) = rig.execute_command(io, &read, DataDirection::ToHost(8 * 512), &[]);
         assert_eq!(completion.status(), Status::SUCCESS);
     }
-    let at = wakes_at(&rig);
-    assert!(at > rig.now && at <= rig.now.after(Span::from_secs(1)), "{at:?} at {:?}", rig.now);
-    rig.now = at;
-    rig.run_until_idle();
-    assert_eq!(wakes_at(&rig), Instant::NEVER, "and then it is left alone");
+    assert_eq!(wakes_at(&rig), Instant::NEVER);
 }
 
 #[test]
