@@ -94,6 +94,12 @@ impl Api {
         Self { routes: RouteTable::new(table), state }
     }
 
+    /// State that methods read.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn parts(&self) -> &ProcessParts {
+        &self.state
+    }
+
     /// Whether a request of this kind may change something.
     pub(crate) fn is_change(verb: &str) -> bool {
         !matches!(verb, "GET" | "HEAD")

@@ -16,7 +16,8 @@
 //! its own, which sleeps while idle; [`RpcClient`] is a blocking client. Methods read a
 //! [`ProcessParts`], which the serving program assembles.
 //!
-//! [`metrics`] renders the counters of a process for Prometheus.
+//! [`metrics`] renders the counters of a process for Prometheus; [`OtlpExport`] has them and spans sent to an
+//! OpenTelemetry collector.
 //!
 //! The configuration of a target is one declarative file: [`target_config`].
 
@@ -35,6 +36,7 @@ mod method;
 pub mod methods;
 pub mod metrics;
 mod openapi;
+mod otlp;
 mod page_files;
 mod param_type;
 mod passed_fd;
@@ -65,6 +67,7 @@ pub use methods::{
     SchedulerSource, ServedConfiguration, ServedDevice, ServedDevices, ServedNamespace, TABLE,
     TargetConfiguration, parse_slow_io, subscribe_path_events,
 };
+pub use otlp::{HAS_OTLP, OtlpCounters, OtlpEndpoint, OtlpExport, OtlpSignal};
 pub use param_type::ParamType;
 pub use passed_fd::PassedFd;
 pub use process_parts::ProcessParts;

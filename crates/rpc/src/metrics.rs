@@ -66,6 +66,27 @@ pub fn prefers_open_metrics(accept: &str) -> bool {
 /// It may wait up to [`storage::WAIT_MAX`] for the worker thread, so it is for the control thread.
 #[must_use]
 pub fn render(parts: &ProcessParts, open_metrics: bool) -> String {
+    let text = collect(parts);
+    if open_metrics { text.open_metrics() } else { text.prometheus() }
+}
+
+/// All metrics as a request of OTLP, from this resource and scope, at `now_ns` since 1970.
+#[cfg(feature = "otlp")]
+pub(crate) fn otlp_metrics(
+    parts: &ProcessParts,
+    resource: &serde_json::Value,
+    scope: &serde_json::Value,
+    now_ns: u64,
+) -> serde_json::Value {
+    let text = collect(parts);
+    let start_ns = text.number_of(families::START_TIME.name).unwrap_or(now_ns);
+    serde_json::json!({ "resourceMetrics": [{
+        "resource": resource,
+        "scopeMetrics": [{ "scope": scope, "metrics": text.to_otlp(start_ns, now_ns) }],
+    }] })
+}
+
+fn collect(parts: &ProcessParts) -> MetricsText {
     let mut text = MetricsText::default();
     let io = IoRows::collect(parts);
     let connections = connections::nvme_connections(parts);
@@ -75,5 +96,5 @@ pub fn render(parts: &ProcessParts, open_metrics: bool) -> String {
     connections::collect(parts, &connections, &hosts, &mut text);
     reactors::collect(parts, &mut text);
     storage::collect(parts, &mut text);
-    if open_metrics { text.open_metrics() } else { text.prometheus() }
+    text
 }

@@ -78,6 +78,8 @@ pub(crate) struct ServerState {
     body_bytes: Cell<usize>,
     /// Notified when deferred replies may be available.
     replies: Notify,
+    #[cfg(feature = "otlp")]
+    exporter: Option<crate::otlp::Exporter>,
     tasks: RefCell<JoinSet<()>>,
 }
 
@@ -182,6 +184,8 @@ async fn run_server(
 ) -> io::Result<()> {
     let (listeners, token) = listeners.into_parts();
     let state = Rc::new(ServerState {
+        #[cfg(feature = "otlp")]
+        exporter: crate::otlp::Exporter::of_parts(api.parts()),
         api,
         token,
         connections: Connections::default(),
@@ -194,16 +198,30 @@ async fn run_server(
     for listener in listeners {
         accepting.spawn_local(accept_connections(Rc::clone(&state), listener));
     }
+    #[cfg(feature = "otlp")]
+    accepting.spawn_local(run_exporter(Rc::clone(&state)));
     let forwarded = forward_events(&state, &announcements, stop).await;
     // The sockets are removed with the listeners.
     accepting.shutdown().await;
     let text = "the process stops serving".to_owned();
     state.broadcast(&Event { kind: ENDING, text, about: json!({}) });
     state.connections.finish_all();
+    #[cfg(feature = "otlp")]
+    if let Some(exporter) = &state.exporter {
+        crate::otlp::flush_at_end(exporter, STOP_TIMEOUT).await;
+    }
     let mut tasks = state.tasks.take();
     let finish = async { while tasks.join_next().await.is_some() {} };
     let _ = tokio::time::timeout(STOP_TIMEOUT, finish).await;
     forwarded
+}
+
+/// Sends metrics and spans to the collector, if there is one.
+#[cfg(feature = "otlp")]
+async fn run_exporter(state: Rc<ServerState>) {
+    if let Some(exporter) = &state.exporter {
+        crate::otlp::run_exporter(exporter).await;
+    }
 }
 
 /// Forwards events, and tells the waiting tasks that deferred replies may be available, whenever the
@@ -237,8 +255,12 @@ async fn forward_events(
 }
 
 impl ServerState {
-    /// Sends an event to subscribed clients.
+    /// Sends an event to subscribed clients, and its spans to the collector.
     fn broadcast(&self, event: &Event) {
+        #[cfg(feature = "otlp")]
+        if let Some(exporter) = &self.exporter {
+            exporter.record(event);
+        }
         if !self.connections.has_subscribers() {
             return;
         }

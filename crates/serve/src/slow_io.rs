@@ -19,7 +19,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, Span, UtcTime};
 use tenmil_linux::{Receiver, Sender, mailbox};
 
 pub use export::ExportSlowIo;
@@ -70,6 +70,8 @@ pub struct SlowIo {
     pub received_at: Instant,
     /// Time of each stage.
     pub stages: SlowIoStages,
+    /// When the last stage ended, set by the log.
+    pub ended_at: UtcTime,
 }
 
 /// Where a command came from.
@@ -119,6 +121,7 @@ impl Default for SlowIoLog {
 impl SlowIoLog {
     /// Appends a command. Does not block; if the queue is full, the command is dropped and counted.
     pub(crate) fn append(&self, command: SlowIo) {
+        let command = SlowIo { ended_at: tenmil_linux::clock::utc_now(), ..command };
         if self.shared.sender.send(command).is_err() {
             // Relaxed: a counter that publishes nothing else.
             self.shared.dropped.fetch_add(1, Ordering::Relaxed);
@@ -227,7 +230,7 @@ impl fmt::Display for Milliseconds {
 mod tests {
     use std::sync::Arc;
 
-    use tenmil_base::{Instant, Span};
+    use tenmil_base::{Instant, Span, UtcTime};
 
     use super::{QUEUED_MAX, SlowIo, SlowIoLog, SlowIoSource, SlowIoStages, SlowIoThresholds};
 
@@ -256,6 +259,7 @@ mod tests {
             error: None,
             received_at: Instant { ns: 7 },
             stages,
+            ended_at: UtcTime { unix_us: 0 },
         }
     }
 

@@ -1,14 +1,16 @@
 //! Options of commands that run for some time: where they can be controlled, and by whom.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use clap::Args;
 use tenmil_base::Error;
+use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::key_file::read_key_file;
 use tenmil_linux::sandbox::find_group;
-use tenmil_rpc::{ControlListeners, ControlToken, ServerError};
+use tenmil_rpc::{ControlListeners, ControlToken, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError};
 
 /// Where a process can be controlled besides its socket in the runtime directory.
 #[derive(Clone, Debug, Default, Args)]
@@ -31,6 +33,11 @@ pub(super) struct ControlOptions {
     #[arg(long, value_name = "FILE")]
     control_token: Option<PathBuf>,
 
+    /// Send metrics and traces to the OpenTelemetry collector at this URL, by OTLP over HTTP, such as
+    /// http://127.0.0.1:4318 [default: $OTEL_EXPORTER_OTLP_ENDPOINT]; needs a program built with `otlp`
+    #[arg(long, value_name = "URL", value_parser = OtlpEndpoint::parse)]
+    otlp_endpoint: Option<OtlpEndpoint>,
+
     /// Name of this process, by which --instance of other commands finds it
     #[arg(long, value_name = "NAME")]
     instance: Option<String>,
@@ -41,10 +48,22 @@ pub(super) struct ControlOptions {
 pub(super) struct PreparedControl {
     pub(super) listeners: ControlListeners,
     pub(super) instance: Option<String>,
+    /// Export of metrics and traces.
+    pub(super) otlp: Option<OtlpExport>,
 }
 
 /// Variable that names the socket of --control, of the server and of its clients.
 pub(super) const CONTROL_VARIABLE: &str = "TENMIL_CONTROL";
+
+/// Variables of OpenTelemetry: URL of the collector, name of the service, and intervals in milliseconds.
+const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
+const INTERVAL_VARIABLE: &str = "OTEL_METRIC_EXPORT_INTERVAL";
+const DELAY_VARIABLE: &str = "OTEL_BSP_SCHEDULE_DELAY";
+/// Their defaults.
+const METRICS_INTERVAL_MS: u64 = 60_000;
+const SPANS_INTERVAL_MS: u64 = 5_000;
+const INTERVAL_MS_MIN: u64 = 100;
 
 /// Longest file with a token.
 const TOKEN_FILE_MAX: u64 = 1024;
@@ -73,7 +92,8 @@ impl ControlOptions {
         for address in &self.control_listen {
             listeners.add_tcp(*address).map_err(listen_error("--control-listen"))?;
         }
-        let prepared = PreparedControl { listeners, instance: self.instance.clone() };
+        let (instance, otlp) = (self.instance.clone(), self.telemetry_export()?);
+        let prepared = PreparedControl { listeners, instance, otlp };
         *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(prepared);
         Ok(())
     }
@@ -83,6 +103,65 @@ impl ControlOptions {
         let variable = std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty());
         let control = self.control.clone().or_else(|| variable.map(PathBuf::from));
         Self { control, ..self.clone() }
+    }
+
+    /// Whether metrics and traces are sent to a collector.
+    pub(super) fn has_collector(&self) -> bool {
+        HAS_OTLP && (self.otlp_endpoint.is_some() || text_variable(ENDPOINT_VARIABLE).is_some())
+    }
+
+    /// Export of metrics and traces, if the command line or the environment names a collector. Its name is
+    /// resolved once, while this process has all rights.
+    fn telemetry_export(&self) -> Result<Option<OtlpExport>, Error> {
+        if self.otlp_endpoint.is_some() && !HAS_OTLP {
+            let text = "--otlp-endpoint: this program is built without OTLP, expected one with the feature \
+                        `otlp`";
+            return Err(Error::usage(text));
+        }
+        let (endpoint, source) = match (&self.otlp_endpoint, text_variable(ENDPOINT_VARIABLE)) {
+            (Some(endpoint), _) => (endpoint.clone(), "--otlp-endpoint"),
+            (None, Some(url)) if HAS_OTLP => {
+                let parsed = OtlpEndpoint::parse(&url);
+                let refused = |why| Error::usage(format!("${ENDPOINT_VARIABLE}: {why}"));
+                (parsed.map_err(refused)?, ENDPOINT_VARIABLE)
+            }
+            _ => return Ok(None),
+        };
+        let found = (endpoint.host.as_str(), endpoint.port).to_socket_addrs();
+        let addresses = match found {
+            Ok(addresses) => addresses.collect(),
+            Err(why) => {
+                let host = &endpoint.host;
+                return Err(Error::environment(format!("{source}: resolve {host}: {why}")));
+            }
+        };
+        Ok(Some(OtlpExport {
+            addresses,
+            resource: self.resource_attributes(),
+            metrics_interval: interval(INTERVAL_VARIABLE, METRICS_INTERVAL_MS)?,
+            spans_interval: interval(DELAY_VARIABLE, SPANS_INTERVAL_MS)?,
+            report: report_export,
+            counters: Arc::default(),
+            endpoint,
+        }))
+    }
+
+    /// Attributes of this process, as the semantic conventions of OpenTelemetry name them.
+    fn resource_attributes(&self) -> Vec<(&'static str, String)> {
+        let host = KernelFiles::live_system().read_trimmed("proc/sys/kernel/hostname");
+        let host = host.unwrap_or_default();
+        let pid = std::process::id();
+        let instance = self.instance.clone().unwrap_or_else(|| format!("{host}:{pid}"));
+        vec![
+            (
+                "service.name",
+                text_variable(SERVICE_VARIABLE).unwrap_or_else(|| "tenmil".to_owned()),
+            ),
+            ("service.version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("service.instance.id", instance),
+            ("host.name", host),
+            ("process.pid", pid.to_string()),
+        ]
     }
 
     /// Path of the socket.
@@ -117,6 +196,32 @@ impl ControlOptions {
 /// Takes what [`ControlOptions::prepare`] has opened.
 pub(super) fn take_prepared() -> PreparedControl {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+}
+
+/// A variable with a text.
+fn text_variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// An interval that a variable gives in milliseconds.
+fn interval(variable: &str, default_ms: u64) -> Result<Duration, Error> {
+    let Some(text) = text_variable(variable) else { return Ok(Duration::from_millis(default_ms)) };
+    let found =
+        text.parse::<u64>().ok().filter(|ms| (INTERVAL_MS_MIN..=u64::from(u32::MAX)).contains(ms));
+    let expected =
+        format!("${variable}: '{text}', expected milliseconds, at least {INTERVAL_MS_MIN}");
+    found.map(Duration::from_millis).ok_or_else(|| Error::usage(expected))
+}
+
+/// Logs that the collector accepts nothing, or accepts it again.
+fn report_export(endpoint: &OtlpEndpoint, result: Result<(), &str>) {
+    match result {
+        Ok(()) => tracing::info!(event = "otlp", "telemetry: {endpoint} accepts it again"),
+        Err(why) => tracing::warn!(
+            event = "otlp",
+            "telemetry: {endpoint} does not accept it: {why}; it is tried again, and what is dropped is counted"
+        ),
+    }
 }
 
 fn listen_error(option: &'static str) -> impl Fn(ServerError) -> Error {

@@ -15,8 +15,8 @@ use tenmil_linux::running_processes::{ListeningProcess, ProcessSearch};
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
 use tenmil_rpc::{
-    ControlListeners, EventRelay, ProcessParts, ProgramInfo, ReactorsSource, RpcClient, RpcError,
-    RpcServer, SchedulerSource, TABLE, event_channel,
+    ControlListeners, EventRelay, OtlpExport, ProcessParts, ProgramInfo, ReactorsSource, RpcClient,
+    RpcError, RpcServer, SchedulerSource, TABLE, event_channel,
 };
 
 use super::control_options::{CONTROL_VARIABLE, PreparedControl, take_prepared};
@@ -123,8 +123,8 @@ pub(super) fn set_ready(served: &Option<(RpcServer, EventRelay)>) {
 
 /// Adds the socket in the runtime directory to the listeners of the command line. It may be missing if
 /// there are others.
-fn open_listeners() -> Result<ControlListeners, String> {
-    let PreparedControl { mut listeners, instance } = take_prepared();
+fn open_listeners() -> Result<(ControlListeners, Option<OtlpExport>), String> {
+    let PreparedControl { mut listeners, instance, otlp } = take_prepared();
     let opened = RuntimeDirectory::of_user().map_err(|error| error.to_string());
     let opened = opened.and_then(|directory| {
         restore_frequencies(&KernelFiles::live_system(), &directory, &|text| {
@@ -138,14 +138,14 @@ fn open_listeners() -> Result<ControlListeners, String> {
         Err(why) if listeners.is_empty() => Err(why),
         Err(why) => {
             tracing::info!("`tenmil get` reaches this process with --control only: {why}");
-            Ok(listeners)
+            Ok((listeners, otlp))
         }
-        Ok(()) => Ok(listeners),
+        Ok(()) => Ok((listeners, otlp)),
     }
 }
 
 fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), String> {
-    let listeners = open_listeners()?;
+    let (listeners, otlp) = open_listeners()?;
     let (announcer, announced) =
         event_channel().map_err(|error| format!("make an event descriptor: {error}"))?;
     let log = crate::process_log::process_log().cloned();
@@ -154,6 +154,10 @@ fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), 
     tenmil_rpc::subscribe_path_events(paths, announcer.clone());
     let state = state.with_part(paths.clone());
     let state = state.with_part(PoolCommands::new(tenmil::KINDS, announcer.clone()));
+    let state = match otlp {
+        Some(export) => state.with_part(export),
+        None => state,
+    };
     let server = RpcServer::start_at(listeners, &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
     for address in server.tcp_addresses() {

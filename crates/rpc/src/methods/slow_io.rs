@@ -263,6 +263,7 @@ impl EventSender {
             "queue_ns": stages.queue.ns,
             "device_ns": stages.device.ns,
             "send_ns": stages.send.map(|stage| stage.ns),
+            "ended_unix_us": slow.ended_at.unix_us,
         });
         self.emit(Event { kind: SLOW, text: slow.to_string(), about });
     }

@@ -48,6 +48,8 @@ families! {
     DESCRIPTORS = gauge("process_open_fds", Unit::None, &[], "Open file descriptors");
     THREADS = gauge("process_threads", Unit::None, &[], "Threads of the operating system");
     LOG_LINES = counter("tenmil_log_lines", Unit::None, &["result"], "Log lines that were written, suppressed by a rate limit, or dropped");
+    OTLP_REQUESTS = counter("tenmil_otlp_requests", Unit::None, &["signal", "result"], "Requests to the OpenTelemetry collector that it accepted, or that failed");
+    OTLP_DROPPED_SPANS = counter("tenmil_otlp_dropped_spans", Unit::None, &[], "Spans that the OpenTelemetry collector did not accept in time");
 
     IO_OPERATIONS = counter("tenmil_io_operations", Unit::None, ROW, "Successful commands of hosts and clients");
     IO_BYTES = counter("tenmil_io_bytes", Unit::Bytes, ROW, "Bytes transferred by successful commands");

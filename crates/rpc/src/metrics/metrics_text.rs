@@ -10,6 +10,9 @@
 //! Label values may come from peers. Quotes, backslashes and line feeds are escaped as both formats
 //! require, and other control characters are written as `\xNN`, since a collector may end a line at them.
 
+#[cfg(feature = "otlp")]
+mod otlp;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 

@@ -5,9 +5,13 @@ use std::sync::OnceLock;
 use tenmil_linux::process_log::{LogCounters, ProcessLog};
 use tenmil_linux::process_stats::ProcessStats;
 
-use super::families::{BUILD, CPU_TIME, DESCRIPTORS, LOG_LINES, RESIDENT, START_TIME, THREADS};
+use super::families::{
+    BUILD, CPU_TIME, DESCRIPTORS, LOG_LINES, OTLP_DROPPED_SPANS, OTLP_REQUESTS, RESIDENT,
+    START_TIME, THREADS,
+};
 use super::metrics_text::MetricsText;
 use crate::methods::ProgramInfo;
+use crate::otlp::{OtlpExport, OtlpSignal};
 use crate::process_parts::ProcessParts;
 
 pub(super) fn collect(parts: &ProcessParts, text: &mut MetricsText) {
@@ -21,6 +25,14 @@ pub(super) fn collect(parts: &ProcessParts, text: &mut MetricsText) {
             text.add(&LOG_LINES, ["suppressed"], suppressed);
             text.add(&LOG_LINES, ["dropped"], dropped);
         }
+    }
+    if let Ok(OtlpExport { counters, .. }) = parts.find_part::<OtlpExport>("collector") {
+        for signal in OtlpSignal::ALL {
+            let (accepted, failed) = counters.requests(signal);
+            text.add(&OTLP_REQUESTS, [signal.name(), "accepted"], accepted);
+            text.add(&OTLP_REQUESTS, [signal.name(), "failed"], failed);
+        }
+        text.add(&OTLP_DROPPED_SPANS, [], counters.dropped_spans());
     }
     let numbers = [
         (&START_TIME, start_time_ns(&usage)),

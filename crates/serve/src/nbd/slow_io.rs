@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tenmil_base::UtcTime;
 use tenmil_wire::nbd::Command;
 
 use super::transmission::SlowRequest;
@@ -24,6 +25,7 @@ pub(super) fn append_request(
         error,
         received_at,
         stages,
+        ended_at: UtcTime { unix_us: 0 },
     });
 }
 

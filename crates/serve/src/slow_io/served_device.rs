@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tenmil_base::{
     BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Error, HoleReporting, Instant,
     IoChannel, IoCompletion, Limits, MediumMemory, Operation, Request, Reservations, Segment, Span,
+    UtcTime,
 };
 use tenmil_wire::Status;
 
@@ -105,6 +106,7 @@ impl DeviceSlowIo {
                 device: now.since(of.submitted_at),
                 send: Some(Span::default()),
             },
+            ended_at: UtcTime { unix_us: 0 },
         });
     }
 }
@@ -259,24 +261,28 @@ mod tests {
     use tenmil_base::{
         BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, Segment, Span,
     };
-    use tenmil_dma::RegionTable;
+    use tenmil_dma::{Region, RegionTable};
     use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
 
     use super::{DeviceSlowIo, SlowIoStages};
 
     const DELAY: Span = Span::from_ms(20);
 
-    /// A channel of a delayed memory, its log, and memory for a block.
-    fn delayed(namespace: Option<u32>) -> (Arc<DeviceSlowIo>, Box<dyn IoChannel>, Segment) {
+    /// A channel of a delayed memory, its log, and memory for its requests.
+    fn delayed(namespace: Option<u32>) -> (Arc<DeviceSlowIo>, Box<dyn IoChannel>, Region) {
         let regions = RegionTable::new(16);
         let ram: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(&regions, 512, 64).unwrap());
         let latency = LatencySpec { mean: DELAY, p99: None };
         let delays = DelaySettings { read: latency, write: latency };
         let device = Arc::new(DelayDevice::new(ram, delays, 1).unwrap());
         let slow_io = DeviceSlowIo::new("vhost-user", "vhost-user:/run/disk", namespace);
-        let memory = regions.allocate_region(4096).unwrap().segment().slice(0, 512).unwrap();
+        let memory = regions.allocate_region(4096).unwrap();
         let channel = slow_io.observe(device).channel().unwrap();
         (slow_io, channel, memory)
+    }
+
+    fn block_of(memory: &Region) -> Segment {
+        memory.segment().slice(0, 512).unwrap()
     }
 
     fn read(token: u64) -> Request {
@@ -297,7 +303,7 @@ mod tests {
             let (slow_io, mut channel, memory) = delayed(None);
             slow_io.export().set_threshold(Some(threshold));
             let (begin, end) = (Instant { ns: 1_000 }, Instant { ns: 1_000 + DELAY.ns });
-            assert_eq!(channel.submit(begin, &[read(3)], &[memory]), 1);
+            assert_eq!(channel.submit(begin, &[read(3)], &[block_of(&memory)]), 1);
             assert_eq!(poll(&mut *channel, begin), 0);
             assert_eq!(poll(&mut *channel, end), 1);
             assert_eq!(slow_io.export().count(), logged, "{threshold}");
@@ -320,17 +326,17 @@ mod tests {
     fn threshold_applies_to_requests_submitted_from_then_on() {
         let (slow_io, mut channel, memory) = delayed(Some(2));
         let at = |ms| Instant { ns: 0 }.after(Span::from_ms(ms));
-        assert_eq!(channel.submit(at(0), &[read(1)], &[memory]), 1);
+        assert_eq!(channel.submit(at(0), &[read(1)], &[block_of(&memory)]), 1);
         slow_io.export().set_threshold(Some(Span::from_ms(1)));
         assert_eq!(poll(&mut *channel, at(30)), 1);
         assert_eq!(slow_io.export().count(), 0, "its submission was not observed");
-        assert_eq!(channel.submit(at(30), &[read(1)], &[memory]), 1);
+        assert_eq!(channel.submit(at(30), &[read(1)], &[block_of(&memory)]), 1);
         slow_io.export().set_threshold(None);
         assert_eq!(poll(&mut *channel, at(60)), 1);
         assert_eq!(slow_io.export().count(), 0, "it was switched off");
         slow_io.export().set_threshold(Some(Span::from_ms(1)));
         slow_io.set_listen("vfio-user:/run/nvme");
-        assert_eq!(channel.submit(at(60), &[read(1)], &[memory]), 1);
+        assert_eq!(channel.submit(at(60), &[read(1)], &[block_of(&memory)]), 1);
         assert_eq!(poll(&mut *channel, at(90)), 1);
         let line = slow_io.export().log().next_command().unwrap().to_string();
         assert!(line.contains("of vfio-user:/run/nvme namespace 2, block 7, 512 bytes"), "{line}");
@@ -343,14 +349,15 @@ mod tests {
         let at = |ms| Instant { ns: 0 }.after(Span::from_ms(ms));
         let depth = u64::from(channel.limits().depth_max);
         let requests: Vec<Request> = (0..depth + 1).map(read).collect();
-        let accepted = channel.submit(at(0), &requests, &[memory]);
+        let accepted = channel.submit(at(0), &requests, &[block_of(&memory)]);
         assert!(accepted < requests.len(), "{accepted} of {} were accepted", requests.len());
         channel.flush_submissions();
         let mut completions = CompletionBatch::with_capacity(requests.len());
         assert_eq!(channel.poll(at(20), &mut completions), accepted);
-        assert_eq!(channel.submit(at(21), &requests[accepted..], &[memory]), 1);
+        while slow_io.export().log().next_command().is_some() {}
+        assert_eq!(channel.submit(at(21), &requests[accepted..], &[block_of(&memory)]), 1);
         assert_eq!(poll(&mut *channel, at(41)), 1);
-        let last = std::iter::from_fn(|| slow_io.export().log().next_command()).last().unwrap();
+        let last = slow_io.export().log().next_command().unwrap();
         let stages = (last.stages.queue, last.stages.device);
         assert_eq!((last.id, stages), (depth, (Span::from_ms(21), DELAY)));
     }

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | paths | open files and devices, state directory, keyring, directories of certificates, runtime directory; `/proc`, `/sys` for reading |
 //! | | all but the system's directories, where devices can be added while it serves |
-//! | TCP ports | new ones for NVMe/TCP; connections if there are remote devices |
+//! | TCP ports | new ones for NVMe/TCP; connections if there are remote devices or an OpenTelemetry collector |
 //! | capabilities | CAP_SYS_ADMIN for ublk; others if an option needs them |
 
 use std::path::{Path, PathBuf};
@@ -305,7 +305,9 @@ fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxP
     if parts.may_have_kernel_keys() {
         groups.push(CallGroup::KernelKeys);
     }
-    let inet = listens_on_ports || has_remote_devices;
+    // The collector is connected again for each export.
+    let connects = has_remote_devices || arguments.control.has_collector();
+    let inet = listens_on_ports || connects;
     SandboxPlan {
         calls: AllowedCalls {
             groups,
@@ -316,7 +318,7 @@ fn sandbox_plan(arguments: &ServeArguments, parts: &ServedParts<'_>) -> SandboxP
         network: NetworkRules {
             // Listeners can be added while it serves.
             denies_bind: arguments.config.is_none() && parts.transport != ServeTransport::NvmeTcp,
-            denies_connect: !has_remote_devices,
+            denies_connect: !connects,
         },
         only_reports: arguments.sandbox == SandboxMode::Report,
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, Span, UtcTime};
 use tenmil_wire::{IoOpcode, Status};
 
 use super::{CommandState, CommandTable, DataDirection};
@@ -141,6 +141,7 @@ impl CommandTable {
                 device: now.since(submitted_at),
                 send: None,
             },
+            ended_at: UtcTime { unix_us: 0 },
         };
         tracker.unsent.push((tag, command));
     }
