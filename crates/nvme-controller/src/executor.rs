@@ -349,6 +349,11 @@ impl<H: HostMemory> Executor<H> {
         totals.since(&before)
     }
 
+    /// Logical block size of a namespace in bytes.
+    pub fn block_size(&self, nsid: u32) -> Option<u32> {
+        self.namespaces.get().get(nsid).map(|namespace| 1 << namespace.block_shift)
+    }
+
     /// Counts commands for a namespace that waited for a rate limit before they began, and the sum of the
     /// times that they waited.
     pub fn count_limit_wait(&self, nsid: u32, count: u64, time: Span) {

@@ -30,7 +30,7 @@ use super::buffer_pool::{Buffer, BufferCache, BufferPool, HostMemory, OWN_BYTES}
 use command_slot::{CommandSlot, CommandState};
 use fused_commands::FusedFirst;
 use held_commands::HeldCommands;
-pub(super) use held_commands::LimitWait;
+pub(super) use held_commands::{CopiedBlocks, LimitReport, LimitWait};
 pub(super) use slow_io::SlowIoTracker;
 
 /// Command slots of a connection and the buffers they hold.

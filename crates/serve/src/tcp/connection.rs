@@ -28,7 +28,7 @@ use super::admin_queue::AdminQueue;
 use super::admission::AdmittedConnection;
 use super::authentication::QueueAuthentication;
 use super::buffer_pool::BufferCache;
-use super::command_table::{AdmitResult, CommandTable};
+use super::command_table::{AdmitResult, CommandTable, CopiedBlocks, LimitReport};
 use super::connection_handle::ConnectionHandle;
 use super::discovery::DiscoveryController;
 use super::event::{DisconnectReason, TargetEvent};
@@ -536,11 +536,16 @@ impl TargetConnection {
             count += 1;
             self.start_command(now, tag);
         }
-        if let Some((has_new_held, waits)) = self.commands.take_limit_report()
+        if let Some(LimitReport { has_new, waits, copied }) = self.commands.take_limit_report()
             && let ConnectionRole::Io(io) = &mut self.role
-            && (has_new_held || !waits.is_empty())
         {
-            io.record_limit_waits(now, &waits);
+            if has_new || !waits.is_empty() {
+                io.record_limit_waits(now, &waits);
+            }
+            for CopiedBlocks { nsid, blocks } in copied {
+                let bytes = io.bytes_of_blocks(nsid, blocks);
+                self.commands.charge_copied(now, nsid, bytes);
+            }
         }
         count
     }

@@ -152,6 +152,12 @@ impl IoQueue {
         }
     }
 
+    /// Bytes of blocks of a namespace; 0 if it has gone.
+    #[cold]
+    pub(super) fn bytes_of_blocks(&self, nsid: u32, blocks: u64) -> u64 {
+        self.executor.block_size(nsid).map_or(0, |size| blocks.saturating_mul(size.into()))
+    }
+
     /// Records the time of an iteration without new commands or completions.
     #[inline]
     pub(super) fn record_idle_iteration(&mut self, now: Instant) {

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use tenmil_base::{Instant, Span};
+use tenmil_base::{Instant, Memory, Span};
 use tenmil_block::{IoDirection, QosLimiter, RateGate};
 use tenmil_nvme_tcp::ControllerConnection;
 use tenmil_wire::{Command, IoOpcode};
@@ -37,6 +37,7 @@ pub(super) struct HeldCommands {
     /// Commands were held since the last call of [`CommandTable::take_limit_report`].
     has_new: bool,
     waits: Vec<LimitWait>,
+    copied: Vec<CopiedBlocks>,
 }
 
 /// Gate of one namespace.
@@ -59,6 +60,24 @@ pub(in crate::tcp) struct LimitWait {
     pub(in crate::tcp) time: Span,
 }
 
+/// Blocks that a Copy command for a namespace copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tcp) struct CopiedBlocks {
+    pub(in crate::tcp) nsid: u32,
+    pub(in crate::tcp) blocks: u64,
+}
+
+/// What has happened since the last report.
+#[derive(Debug, Default)]
+pub(in crate::tcp) struct LimitReport {
+    /// Whether commands were held.
+    pub(in crate::tcp) has_new: bool,
+    /// Commands that were released.
+    pub(in crate::tcp) waits: Vec<LimitWait>,
+    /// Copy commands that start; [`CommandTable::charge_copied`] charges their bytes.
+    pub(in crate::tcp) copied: Vec<CopiedBlocks>,
+}
+
 /// Most in-capsule data of held commands of a connection.
 const HELD_BYTES_MAX: u32 = 64 << 10;
 
@@ -76,12 +95,33 @@ fn limited_direction(command: &Command) -> Option<IoDirection> {
     }
 }
 
-/// The bytes of blocks that a command transfers.
+/// The bytes that a command is charged for when it is admitted: those of blocks that it transfers. Of Copy these
+/// are in its data, which have not been received then: it waits for bytes that were charged before it, and is
+/// charged for its own when it starts.
 fn transferred_bytes(command: &Command, len_bytes: u32) -> u64 {
     match IoOpcode::from_u8(command.opcode()) {
-        Some(IoOpcode::Read | IoOpcode::Write | IoOpcode::Compare) => len_bytes.into(),
+        Some(IoOpcode::Read | IoOpcode::Write | IoOpcode::Compare | IoOpcode::Copy) => {
+            len_bytes.into()
+        }
         _ => 0,
     }
+}
+
+/// Offset of NLB, 0's based, in a Source Range Entry (NVM 1.1 §3.3.2, Figures 39 and 40).
+const NLB_OFFSET: usize = 16;
+/// Length of a Source Range Entry by its format.
+const RANGE_BYTES: [usize; 2] = [32, 40];
+
+/// The blocks of all source ranges of a Copy command whose data are `bytes`. What is wrong with them is found when
+/// the command is executed.
+fn copied_blocks(command: &Command, bytes: &[u8]) -> u64 {
+    let (count, format) = ((command.cdw12() & 0xff) + 1, command.cdw12() >> 8 & 0xf);
+    let Some(range_bytes) = RANGE_BYTES.get(format as usize) else { return 0 };
+    let blocks = |range: &[u8]| {
+        let nlb = range.get(NLB_OFFSET..NLB_OFFSET + 2);
+        nlb.map_or(0, |nlb| u64::from(u16::from_le_bytes([nlb[0], nlb[1]])) + 1)
+    };
+    bytes.chunks_exact(*range_bytes).take(count as usize).map(blocks).sum()
 }
 
 impl CommandTable {
@@ -135,10 +175,36 @@ impl CommandTable {
         let Some(held) = &mut self.held else { return false };
         let slot = &mut self.slots[usize::from(tag)];
         if slot.has_passed_limits {
+            self.report_copy(tag);
             return false;
         }
         slot.has_passed_limits = true;
-        held.hold_unless_admitted(now, tag, slot)
+        let is_held = held.hold_unless_admitted(now, tag, slot);
+        if !is_held {
+            self.report_copy(tag);
+        }
+        is_held
+    }
+
+    /// Reports the blocks of a Copy command that starts, with its data.
+    fn report_copy(&mut self, tag: u16) {
+        let (Some(held), slot) = (&mut self.held, &self.slots[usize::from(tag)]) else { return };
+        if IoOpcode::from_u8(slot.command.opcode()) != Some(IoOpcode::Copy) {
+            return;
+        }
+        let mut bytes = vec![0; slot.data.len_bytes as usize];
+        // The buffer lies in a region that lives as long as its pool.
+        if self.cache.pool().regions().load(slot.data, &mut bytes).is_ok() {
+            let blocks = copied_blocks(&slot.command, &bytes);
+            held.copied.push(CopiedBlocks { nsid: slot.command.nsid(), blocks });
+        }
+    }
+
+    /// Charges the bytes of a Copy command that has started: those after it wait longer.
+    #[cold]
+    pub(in crate::tcp) fn charge_copied(&mut self, now: Instant, nsid: u32, bytes: u64) {
+        let Some(held) = &mut self.held else { return };
+        gate_of(&mut held.gates, nsid).gate.charge(now, IoDirection::Write, 0, bytes);
     }
 
     /// Charges a half of a fused pair. It is not held: the commands after it wait for it instead.
@@ -164,6 +230,7 @@ impl CommandTable {
             let slot = &mut self.slots[usize::from(tag)];
             if slot.len_bytes == 0 || slot.buffer.is_some() {
                 slot.state = CommandState::Ready;
+                self.report_copy(tag);
                 return Some(tag);
             }
             let len_bytes = slot.len_bytes;
@@ -217,11 +284,15 @@ impl CommandTable {
         self.held.as_ref().is_some_and(|held| held.is_stream_blocked)
     }
 
-    /// Whether commands were held since the last call, and those that were released.
+    /// What has happened since the last call, if there are limits.
     #[inline]
-    pub(in crate::tcp) fn take_limit_report(&mut self) -> Option<(bool, Vec<LimitWait>)> {
+    pub(in crate::tcp) fn take_limit_report(&mut self) -> Option<LimitReport> {
         let held = self.held.as_mut()?;
-        let report = (std::mem::take(&mut held.has_new), std::mem::take(&mut held.waits));
+        let report = LimitReport {
+            has_new: std::mem::take(&mut held.has_new),
+            waits: std::mem::take(&mut held.waits),
+            copied: std::mem::take(&mut held.copied),
+        };
         self.drop_unused_limits();
         Some(report)
     }
@@ -242,7 +313,7 @@ impl HeldCommands {
 
     /// Whether commands are held, or are to be reported.
     pub(super) fn has_held(&self) -> bool {
-        !self.held.is_empty() || self.has_new || !self.waits.is_empty()
+        !self.held.is_empty() || self.has_new || !self.waits.is_empty() || !self.copied.is_empty()
     }
 
     /// Replaces the gates, except those whose limiters are the same: they keep their reservations.

@@ -398,3 +398,30 @@ fn flushes_are_not_limited_and_other_commands_are() {
     rig.lines.clear();
     rig.assert_all_released();
 }
+
+#[test]
+fn copied_bytes_count_against_limits_of_bandwidth() {
+    let mut rig = TestTarget::new();
+    let (_, cntlid) = rig.connect_admin_queue();
+    let line = rig.connect_io_queue(cntlid, 1);
+    let writes = QosLimits { writes: rate(0, 1 << 20), ..QosLimits::default() };
+    set_limits(&mut rig, of_each_host(writes));
+    // One range of 128 blocks, 64 KiB, from block 0 to block 256.
+    let mut range = [0; 32];
+    range[16] = 127;
+    let copy = read_or_write_command(IoOpcode::Copy.code(), 256, 1).with_cdw12(0);
+    let mut copies = 0;
+    for _ in 0..4_000 {
+        let done = std::mem::take(&mut rig.lines[line].done);
+        assert!(done.values().all(|(done, _)| done.status() == Status::SUCCESS));
+        copies += done.len();
+        while rig.lines[line].end.outstanding_tags().count() < 4 {
+            rig.lines[line].submit(&copy, DataDirection::FromHost(32), &range);
+        }
+        rig.advance_time(Span::from_ms(1));
+    }
+    // 16 per second, and the first ones, which nothing was charged before.
+    assert_near(copies, 64, 3);
+    rig.lines.clear();
+    rig.assert_all_released();
+}
