@@ -142,7 +142,6 @@ fn each_object_is_created_seen_by_a_host_and_deleted() {
     assert_eq!(namespace_size(&second, OTHER, 9, ONE), Ok(4 << 20));
     target.json(&format!("subsystem set {OTHER} --listeners {}", target.address));
     assert!(namespace_size(&second, OTHER, 9, ONE).is_err());
-    // Of the subsystem without a load: with the first ANA state it reports ANA, and its hosts reconnect.
     let first = &target.address;
     target.json(&format!("set ana_state subsystem={OTHER} listener={first} state=inaccessible"));
     // What the file says now, with its comments, is what is served after a restart.
@@ -165,6 +164,102 @@ fn each_object_is_created_seen_by_a_host_and_deleted() {
     assert_eq!(target.text(), TEXT, "as it was, to the byte");
     assert!(load.wait().unwrap().success());
     assert_eq!(target.served.stop_with_sigterm(), Some(0));
+}
+
+#[test]
+fn first_ana_state_is_reported_to_hosts_that_stay_connected() {
+    let target = LiveTarget::new(TEXT);
+    let uri = format!("tcp://{}/{NQN}?ns=1&hostnqn={ONE}", target.address);
+    let load = ["perf", &uri, "-t", "4", "-w", "randrw", "--verify", "--overwrite", "--json"];
+    let mut load = Command::new(TENMIL).args(load).stdout(Stdio::null()).spawn().unwrap();
+    let connections = || {
+        let all = target.json("get nvme_connections");
+        let ids = all.as_array().unwrap().iter().filter(|row| row["host"] == ONE);
+        ids.map(|row| (row["id"].clone(), row["controller"].clone())).collect::<Vec<_>>()
+    };
+    let before = (0..100)
+        .map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            connections()
+        })
+        .find(|found| found.len() > 1)
+        .unwrap();
+    // A group of its own is no new subsystem either.
+    target.json(&format!("namespace create {NQN} ram:1m --ana-group 2"));
+    for (group, state) in [(1, "inaccessible"), (2, "non-optimized"), (1, "non-optimized")] {
+        let line = format!("subsystem={NQN} listener={} ana_group={group}", target.address);
+        target.json(&format!("set ana_state {line} state={state}"));
+    }
+    assert_eq!(connections(), before);
+    assert!(load.wait().unwrap().success(), "requests wait while the state is inaccessible");
+    assert_eq!(target.served.stop_with_sigterm(), Some(0));
+}
+
+#[test]
+fn write_protection_of_a_file_goes_and_comes_and_a_refused_change_keeps_it_served() {
+    let target = LiveTarget::new(TEXT);
+    let disk = target.file.with_file_name("disk");
+    std::fs::write(&disk, vec![7; 1 << 20]).unwrap();
+    let uri = format!("tcp://{}/{NQN}?ns=2&hostnqn={ONE}", target.address);
+    let writes = || {
+        let load = ["perf", &uri, "-t", "0.2", "-w", "randwrite", "--overwrite", "--json"];
+        Command::new(TENMIL).args(load).output().unwrap().status.success()
+    };
+    target.json(&format!("namespace create {NQN} file:{} --read-only", disk.display()));
+    // Another reader, which keeps the file locked for reading.
+    let reader = format!("{TENMIL} serve --json file:{} --read-only -l nbd:", disk.display());
+    let socket = target.file.with_file_name("reader.sock");
+    let reader = ServeProcess::start_shell_line(&format!("{reader}{}", socket.display()));
+    let error = target.error(&format!("namespace set {NQN} 2 --read-only=false"));
+    assert!(error.contains("disk"), "{error}");
+    assert_eq!(target.size(NQN, 2, ONE), Ok(1 << 20), "served as before");
+    assert_eq!(reader.stop_with_sigterm(), Some(0));
+    assert!(!writes());
+    for is_writable in [true, false, true] {
+        let set = format!("namespace set {NQN} 2 --read-only={}", !is_writable);
+        assert_eq!(target.json(&set)["failed"], json!([]));
+        assert_eq!(target.size(NQN, 2, ONE), Ok(1 << 20));
+        assert_eq!(writes(), is_writable);
+    }
+    assert_eq!(target.served.stop_with_sigterm(), Some(0));
+}
+
+#[test]
+fn limits_set_live_are_saved_with_the_comments_and_hold_after_a_restart() {
+    let target = LiveTarget::new(TEXT);
+    let set = target.json(&format!("set subsystem_limits subsystem={NQN} bytes=4000000"));
+    assert_eq!(set["saved_to"], target.file.to_str().unwrap());
+    assert_eq!(set["object"]["bytes"], 4_000_000);
+    target.json("set namespace_limits namespace=1 read_iops=700 burst_ms=2000");
+    target.json(&format!("set host_limits host={ONE} write_iops=50"));
+    target.json("set host_limits iops=900");
+    let error = target.error("set namespace_limits namespace=7 iops=1");
+    assert!(error.contains("no `7`, expected 1"), "{error}");
+    let text = target.text();
+    for part in [
+        "limits = { bytes = 4000000 }\n",
+        "limits = { read-iops = 700, burst = \"2s\" }\n",
+        "{ nqn = \"nqn.2026-01.org.tenmil:one\", limits = { write-iops = 50 } },   # the first host\n",
+        "host-limits = { iops = 900 }\n",
+        "# The first disk.\n",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let limits = target.json("get limits");
+    let LiveTarget { served, file, _root, .. } = target;
+    assert_eq!(served.stop_with_sigterm(), Some(0));
+    let again = LiveTarget::serving(file);
+    assert_eq!(again.json("get limits"), limits);
+    assert_eq!(limits.as_array().unwrap().len(), 4, "{limits}");
+    for line in [
+        format!("subsystem_limits subsystem={NQN} bytes=0"),
+        "namespace_limits namespace=1 read_iops=0".to_owned(),
+        format!("host_limits host={ONE} write_iops=0"),
+        "host_limits iops=0".to_owned(),
+    ] {
+        again.json(&format!("set {line}"));
+    }
+    assert_eq!(again.text(), TEXT, "as it was, to the byte");
 }
 
 #[test]

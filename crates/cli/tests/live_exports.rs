@@ -172,8 +172,15 @@ fn exports_are_created_and_deleted_while_clients_are_connected() {
         (target.listed("c.sock"), target.size("c.sock", "new")),
         (vec!["new".to_owned()], "2097152".to_owned())
     );
-    let limited = target.json("export set --name new --limit-iops 5000");
-    assert_eq!(limited["limit_iops"], 5000);
+    let limited = target.json("set export_limits name=new iops=5000 burst_ms=2000");
+    assert_eq!(
+        (&limited["object"]["iops"], &limited["object"]["burst_ms"]),
+        (&json!(5000), &json!(2000))
+    );
+    assert_eq!(limited["changes"], json!(["changes rate limits of new"]));
+    let text = std::fs::read_to_string(target.path("target.toml")).unwrap();
+    assert!(text.contains("limits = { iops = 5000, burst = \"2s\" }\n"), "{text}");
+    assert_eq!(target.json("get exports")[2]["limit_iops"], 5000);
     for (line, expected) in [
         (format!("export create new ram:1m {socket}"), "`new` exists already"),
         (

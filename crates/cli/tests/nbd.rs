@@ -162,11 +162,17 @@ fn exports_and_connections_are_listed_and_changed() {
     let export = &asked("get exports --json")[0];
     assert_eq!((&export["name"], &export["uri"]), (&"disk".into(), &"ram:1m".into()));
     assert_eq!((&export["limit_iops"], &export["connections"]), (&5000.into(), &0.into()));
-    let changed = asked("set export limit_iops=0 read_limit_bytes=4096 --json");
-    assert_eq!(
-        (&changed["limit_iops"], &changed["read_limit_bytes"]),
-        (&Value::Null, &4096.into())
-    );
+    let changed = asked("set export_limits iops=0 read_bytes=4096 --json");
+    let (object, saved) = (&changed["object"], &changed["saved_to"]);
+    assert_eq!((&object["iops"], &object["read_bytes"]), (&Value::Null, &4096.into()));
+    assert_eq!(saved, &Value::Null, "in memory");
+    let export = &asked("get exports --json")[0];
+    assert_eq!((&export["limit_iops"], &export["read_limit_bytes"]), (&Value::Null, &4096.into()));
+    let listen = format!("nbd:{}", served.socket.display());
+    let created = asked(&format!("export create second ram:2m {listen} --json"));
+    assert_eq!(created["object"]["name"], "second");
+    assert_eq!(asked("get exports --json").as_array().unwrap().len(), 2);
+    asked("export delete second --json");
     let mut guest = UnixStream::connect(&served.socket).unwrap();
     // It is there once it was greeted.
     guest.read_exact(&mut [0; 18]).unwrap();

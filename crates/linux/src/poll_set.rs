@@ -56,6 +56,17 @@ impl PollSet {
         }
     }
 
+    /// Adds a descriptor that may itself be a set, of sets. Returns false if it lies too deep: the kernel limits
+    /// how many sets lie in each other, above this one and below (`EP_MAX_NESTS` of `fs/eventpoll.c`, 4).
+    pub fn add_nested(&self, set: impl AsFd, token: u64, interest: Interest) -> io::Result<bool> {
+        let data = epoll::EventData::new_u64(token);
+        match epoll::add(&self.epoll, set, data, epoll_flags(interest)) {
+            Ok(()) | Err(Errno::EXIST) => Ok(true),
+            Err(Errno::LOOP) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
     /// Changes the events of a descriptor in the set.
     pub fn modify(&self, descriptor: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token);

@@ -1,7 +1,7 @@
 //! Metrics of a process for Prometheus and compatible collectors.
 //!
 //! ```text
-//!   GET /metrics ──► render ──► collectors: io, connections, reactors, storage, process
+//!   GET /metrics ──► render ──► collectors: io, limits, connections, reactors, storage, process
 //!                                    │ set(family, labels, value)
 //!                                    ▼
 //!                               MetricsText ──► text format 0.0.4, or OpenMetrics 1.0
@@ -21,6 +21,7 @@ mod connections;
 mod families;
 mod host_names;
 mod io;
+mod limits;
 mod metrics_text;
 mod process;
 mod reactors;
@@ -90,9 +91,12 @@ fn collect(parts: &ProcessParts) -> MetricsText {
     let mut text = MetricsText::default();
     let io = IoRows::collect(parts);
     let connections = connections::nvme_connections(parts);
-    let hosts = HostNames::new(io.hosts().chain(connections::hosts(&connections)));
+    let limited = limits::hosts(parts);
+    let hosts = io.hosts().chain(connections::hosts(&connections));
+    let hosts = HostNames::new(hosts.chain(limited.iter().map(String::as_str)));
     process::collect(parts, &mut text);
     io.write(&hosts, &mut text);
+    limits::collect(parts, &hosts, &mut text);
     connections::collect(parts, &connections, &hosts, &mut text);
     reactors::collect(parts, &mut text);
     storage::collect(parts, &mut text);

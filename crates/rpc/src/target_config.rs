@@ -126,6 +126,8 @@ pub struct ConnectionLimits {
     pub registrants_per_address: Option<u32>,
     /// Longest keep-alive timeout.
     pub keep_alive_max: Option<Span>,
+    /// Commands of a reactor that its hosts divide fairly.
+    pub fair_depth: Option<u32>,
     /// Line of the table.
     pub line: IgnoredLineNumber,
 }
@@ -193,6 +195,10 @@ pub struct NamespaceConfig {
     /// Time from which a command is logged as slow; `None`: none is.
     pub slow_io: Option<Span>,
 }
+
+/// Highest ANA group identifier: each subsystem has this many groups, so that none has to be replaced when the
+/// first state is set.
+pub const ANA_GROUP_MAX: u32 = 128;
 
 /// ANA state of a group at a listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -263,16 +269,6 @@ impl SubsystemConfig {
         let own = self.namespaces.iter().filter(|namespace| namespace.slow_io != default);
         let namespaces = own.map(|namespace| (namespace.nsid, namespace.slow_io)).collect();
         SlowIoThresholds { default, namespaces }
-    }
-
-    /// Number of ANA groups; 0 if all namespaces are optimized at every listener.
-    pub fn ana_group_count(&self) -> u32 {
-        let namespaces = self.namespaces.iter().map(|namespace| namespace.ana_group);
-        let groups = namespaces.chain(self.paths.iter().map(|path| path.ana_group));
-        match groups.max() {
-            Some(1) if self.paths.is_empty() => 0,
-            most => most.unwrap_or(0),
-        }
     }
 }
 

@@ -102,7 +102,7 @@ fn start_server(uri: &str, socket: &Path, regions: &RegionTable, clock: Clock) -
         description: opened.description,
         uri: uri.into(),
         device: &device,
-        limiter: None,
+        limits: tenmil_block::QosLimits::default(),
         is_read_only: false,
         allows_resize: false,
         regions,

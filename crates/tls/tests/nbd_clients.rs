@@ -46,7 +46,7 @@ impl TlsServer {
             description: String::new(),
             uri: "ram:4m".into(),
             device: &device,
-            limiter: None,
+            limits: tenmil_block::QosLimits::default(),
             is_read_only: false,
             allows_resize: false,
             regions: &regions,

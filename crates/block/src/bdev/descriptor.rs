@@ -10,7 +10,7 @@ use tenmil_base::{
 use super::event::BdevEventQueue;
 use super::{BdevEvent, BdevShared, ChannelMode, Claim, ClaimGuard};
 use crate::channel::{Channel, WRITING};
-use crate::qos::IoClass;
+use crate::qos::{IoClass, QosLimiter};
 
 /// An open bdev with a claim (SPDK's bdev_desc). It opens channels, and receives the events of the device.
 /// The claim is released when all its descriptors and their channels have been dropped.
@@ -19,12 +19,13 @@ pub struct BdevDescriptor {
     grant: Arc<ClaimGuard>,
     events: Arc<BdevEventQueue>,
     class: IoClass,
+    limiter: Option<QosLimiter>,
 }
 
 impl BdevDescriptor {
     pub(super) fn new(grant: Arc<ClaimGuard>) -> std::io::Result<Self> {
         let events = grant.new_event_queue()?;
-        Ok(Self { grant, events, class: IoClass::Foreground })
+        Ok(Self { grant, events, class: IoClass::Foreground, limiter: None })
     }
 
     /// Another descriptor with the same claim, which receives the same events: for a device that two servers
@@ -43,6 +44,13 @@ impl BdevDescriptor {
     #[must_use]
     pub const fn with_io_class(mut self, class: IoClass) -> Self {
         self.class = class;
+        self
+    }
+
+    /// Sets rate limits of its channels, beside those of the device.
+    #[must_use]
+    pub fn with_limiter(mut self, limiter: QosLimiter) -> Self {
+        self.limiter = Some(limiter);
         self
     }
 
@@ -77,12 +85,13 @@ impl BdevDescriptor {
         self.grant.shared.options.mode == ChannelMode::Bypass && !self.grant.claim.is_read_only()
     }
 
-    /// Applies the rate limits of the device, if any, to a channel.
+    /// Applies the rate limits of the device and of the descriptor, if any, to a channel.
     pub(crate) fn with_rate_limits(&self, channel: Box<dyn IoChannel>) -> Box<dyn IoChannel> {
-        match &self.grant.shared.options.limiter {
-            Some(limiter) => Box::new(limiter.wrap_channel(channel, self.class)),
-            None => channel,
-        }
+        let limiters = [&self.grant.shared.options.limiter, &self.limiter];
+        limiters
+            .into_iter()
+            .flatten()
+            .fold(channel, |channel, limiter| Box::new(limiter.wrap_channel(channel, self.class)))
     }
 }
 

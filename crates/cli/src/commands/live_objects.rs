@@ -78,7 +78,7 @@ Examples:
 Examples:
   tenmil export create images ram:1g nbd:/run/images.sock
   tenmil export create images /dev/sdb nbd://127.0.0.1:10809 nbds://192.0.2.1:10809 --read-only
-  tenmil export set --name images --limit-iops 5000
+  tenmil export set --name images --size-bytes 21474836480
   tenmil export delete images
   tenmil export list",
     },

@@ -144,11 +144,11 @@ pub(super) struct ServeArguments {
     export_name: Option<String>,
 
     /// Limit requests per second of each device, all clients together (QoS)
-    #[arg(long, value_name = "IOPS", value_parser = parse_nonzero)]
+    #[arg(long, value_name = "IOPS", value_parser = parse_nonzero, conflicts_with = "config")]
     limit_iops: Option<NonZeroU64>,
 
     /// Limit bytes per second of each device, all clients together (QoS): 10m
-    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_nonzero_bytes, conflicts_with = "config")]
     limit_bytes: Option<NonZeroU64>,
 
     /// Maximum number of connections [default: 64 over NBD, 1100 over NVMe/TCP]
@@ -279,7 +279,7 @@ Examples:
       tenmil reload                                    applies the file, or rejects all of it
       tenmil namespace create nqn.2026-01.org.example:disks /dev/sdc
   tenmil serve /var/tmp/disk -l nbd:/tmp/disk.sock --limit-iops 5000
-      tenmil set export limit_iops=0
+      tenmil set export_limits iops=0
   tenmil serve /dev/sda -l tcp://127.0.0.1:4420 --limit-bytes 500m
       tenmil set host_limits iops=20000 burst_ms=2000  docs/operator/limits.md
   tenmil serve 'file:/var/tmp/disk?size=10g' -l nbd:/tmp/disk.sock
@@ -429,10 +429,6 @@ pub(super) fn run_serve(
         (_, _, [_, ..]) => Err(Error::usage(
             "listen for vfio-user and for others at once, expected one: a client has the device",
         )),
-        (false, true, []) if arguments.uris.len() == 1 => {
-            check_transport_options(arguments, &[ServeTransport::Nbd])?;
-            nbd::serve_nbd(arguments, &arguments.uris[0], &clients, out)
-        }
         (has_no_clients, has_no_hosts, []) => {
             let over = match (has_no_clients, has_no_hosts) {
                 (true, _) => &[ServeTransport::NvmeTcp][..],
@@ -444,7 +440,8 @@ pub(super) fn run_serve(
             if is_limited && over.len() > 1 {
                 let text = "limits of devices over NVMe/TCP and NBD at once, expected one protocol: \
                             each would have limits of its own";
-                let hint = "give `limits` in a configuration file, and `tenmil export set` for NBD";
+                let hint =
+                    "give `limits` of the namespaces and of the exports in a configuration file";
                 return Err(Error::usage(text).with_hint(hint));
             }
             nbd::check_writable_export_is_local(arguments, &clients)?;

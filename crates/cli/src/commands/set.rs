@@ -34,7 +34,7 @@ pub(super) struct SetArguments {
 const EXAMPLES: &str = "\
 Examples:
   tenmil set scheduler policy=dynamic
-  tenmil set export limit_iops=5000
+  tenmil set export_limits iops=5000
 
 `tenmil get` lists what can be set; `tenmil get --markdown` describes it.";
 

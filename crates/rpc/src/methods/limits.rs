@@ -1,28 +1,20 @@
 //! Rate limits of what a process serves: of subsystems, namespaces, hosts and NBD exports.
 
-use std::collections::BTreeMap;
-use std::num::NonZeroU64;
-
 use serde_json::{Value, json};
-use tenmil_base::Span;
 use tenmil_block::{QosLimits, RateLimit};
-use tenmil_linux::Clock;
 use tenmil_serve::tcp::{ExportLimits, Service};
 
 use super::NbdExports;
-use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
+use super::live_configuration::{changed, request_edit};
+use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
 use crate::param_type::ParamType;
 use crate::result_type::{FieldSchema, ResultType};
+use crate::target_config::{ConfigEdit, ConfigObject, ExportConfig, SubsystemConfig, TargetConfig};
 
-/// Rate limits of the NVMe/TCP service of a process, which uses this clock.
+/// Rate limits of the NVMe/TCP service of a process.
 #[derive(Clone, Debug)]
-pub struct RateLimits {
-    /// The service.
-    pub service: Service,
-    /// Clock of its reactors.
-    pub clock: Clock,
-}
+pub struct RateLimits(pub Service);
 
 const NAME: ParamType = ParamType::Text { len_max: 223 };
 const NUMBER: ParamType = ParamType::Whole { min: 0, max: u64::MAX };
@@ -73,6 +65,8 @@ const BURST: Parameter = parameter(
     "time for which an unused rate accumulates and may be used at once; at least 20 ms",
 );
 
+const CHANGED_LIMITS: &[FieldSchema] = &changed(&ResultType::Record(ROW));
+
 pub(super) const METHODS: &[Method] = &[
     Method {
         verb: MethodKind::Get,
@@ -96,10 +90,10 @@ pub(super) const METHODS: &[Method] = &[
             WRITE_BYTES,
             BURST,
         ],
-        answer: ResultType::Record(ROW),
+        answer: ResultType::Record(CHANGED_LIMITS),
         help: "Change the rate limits of all hosts and namespaces of a subsystem together",
         example: "tenmil set subsystem_limits iops=100000",
-        run: |call| set_limits_method(call, Scope::Subsystem),
+        run: |call| request_edit(call, MethodKind::Set, ConfigObject::SubsystemLimits),
     },
     Method {
         verb: MethodKind::Set,
@@ -120,13 +114,10 @@ pub(super) const METHODS: &[Method] = &[
             WRITE_BYTES,
             BURST,
         ],
-        answer: ResultType::Record(ROW),
+        answer: ResultType::Record(CHANGED_LIMITS),
         help: "Change the rate limits of a namespace, for all hosts together",
         example: "tenmil set namespace_limits namespace=1 iops=5000 write_bytes=100000000",
-        run: |call| {
-            let nsid = call.arguments.integer("namespace").unwrap_or_default();
-            set_limits_method(call, Scope::Namespace(u32::try_from(nsid).unwrap_or_default()))
-        },
+        run: |call| request_edit(call, MethodKind::Set, ConfigObject::NamespaceLimits),
     },
     Method {
         verb: MethodKind::Set,
@@ -146,49 +137,34 @@ pub(super) const METHODS: &[Method] = &[
             WRITE_BYTES,
             BURST,
         ],
-        answer: ResultType::Record(ROW),
+        answer: ResultType::Record(CHANGED_LIMITS),
         help: "Change the rate limits of a host, for all its connections together",
         example: "tenmil set host_limits host=nqn.2014-08.org.example:client iops=5000 burst_ms=2000",
-        run: |call| {
-            let host = call.arguments.text("host").map(str::to_owned);
-            set_limits_method(call, host.map_or(Scope::EachHost, Scope::Host))
-        },
+        run: |call| request_edit(call, MethodKind::Set, ConfigObject::HostLimits),
+    },
+    Method {
+        verb: MethodKind::Set,
+        name: "export_limits",
+        parameters: &[
+            parameter(
+                "name",
+                ParamType::Text { len_max: 4096 },
+                "name of the NBD export; optional if there is only one",
+            ),
+            IOPS,
+            READ_IOPS,
+            WRITE_IOPS,
+            BYTES,
+            READ_BYTES,
+            WRITE_BYTES,
+            BURST,
+        ],
+        answer: ResultType::Record(CHANGED_LIMITS),
+        help: "Change the rate limits of an NBD export, for all clients together",
+        example: "tenmil set export_limits name=images iops=5000 write_bytes=100000000",
+        run: |call| request_edit(call, MethodKind::Set, ConfigObject::ExportLimits),
     },
 ];
-
-/// What limits are of, within a subsystem.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Scope {
-    Subsystem,
-    Namespace(u32),
-    Host(String),
-    EachHost,
-}
-
-impl Scope {
-    /// Its limits, which are added if it has none.
-    fn limits<'a>(&self, limits: &'a mut ExportLimits) -> &'a mut QosLimits {
-        match self {
-            Self::Subsystem => &mut limits.subsystem,
-            Self::Namespace(nsid) => limits.namespaces.entry(*nsid).or_default(),
-            Self::Host(host) => {
-                let each = limits.each_host;
-                limits.hosts.entry(host.clone()).or_insert(each)
-            }
-            Self::EachHost => &mut limits.each_host,
-        }
-    }
-
-    fn row(&self, nqn: &str, limits: &QosLimits) -> Value {
-        let (of, namespace, host) = match self {
-            Self::Subsystem => ("subsystem", None, None),
-            Self::Namespace(nsid) => ("namespace", Some(*nsid), None),
-            Self::Host(host) => ("host", None, Some(host.as_str())),
-            Self::EachHost => ("each-host", None, None),
-        };
-        limits_row(of, nqn, namespace, host, limits)
-    }
-}
 
 fn limits_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let nvme = call.state.find_part::<RateLimits>("rate limits");
@@ -197,12 +173,15 @@ fn limits_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
         return Err(error.clone());
     }
     let mut rows = Vec::new();
-    for (nqn, limits) in nvme.map(|part| part.service.all_limits()).unwrap_or_default() {
+    for (nqn, limits) in nvme.map(|RateLimits(service)| service.all_limits()).unwrap_or_default() {
         let ExportLimits { subsystem, namespaces, hosts, each_host } = limits;
-        rows.push(Scope::Subsystem.row(&nqn, &subsystem));
-        rows.extend(namespaces.iter().map(|(nsid, of)| Scope::Namespace(*nsid).row(&nqn, of)));
-        rows.push(Scope::EachHost.row(&nqn, &each_host));
-        rows.extend(hosts.into_iter().map(|(host, of)| Scope::Host(host).row(&nqn, &of)));
+        let mut add = |of: &str, namespace: Option<u32>, host: Option<&str>, limits: &QosLimits| {
+            rows.push(limits_row(of, &nqn, namespace, host, limits));
+        };
+        add("subsystem", None, None, &subsystem);
+        namespaces.iter().for_each(|(nsid, of)| add("namespace", Some(*nsid), None, of));
+        add("each-host", None, None, &each_host);
+        hosts.iter().for_each(|(host, of)| add("host", None, Some(host), of));
     }
     for served in nbd.map(NbdExports::served).unwrap_or_default() {
         let name = served.export().name();
@@ -211,51 +190,32 @@ fn limits_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     Ok(rows.into())
 }
 
-fn set_limits_method(call: &CallContext<'_>, scope: Scope) -> Result<Value, RpcError> {
-    let RateLimits { service, clock } = call.state.find_part::<RateLimits>("NVMe/TCP target")?;
-    let mut all: BTreeMap<String, ExportLimits> = service.all_limits().into_iter().collect();
-    let names: Vec<String> = all.keys().cloned().collect();
-    let name = match (call.arguments.text("subsystem"), &names[..]) {
-        (Some(name), _) => name.to_owned(),
-        (None, [only]) => only.clone(),
-        (None, _) => String::new(),
-    };
-    let not_found = || {
-        let found = if name.is_empty() {
-            "no subsystem is named".to_owned()
-        } else {
-            format!("no subsystem {}", quote_untrusted(&name))
-        };
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let message = format!("set limits: {found}, expected {}", join_alternatives(&names));
-        RpcError::usage(ErrorCode::NotFound, message)
-    };
-    let mut limits = all.remove(&name).ok_or_else(not_found)?;
-    let of = scope.limits(&mut limits);
-    change_limits(call, of);
-    let row = scope.row(&name, of);
-    limits.namespaces.retain(|_, of| !of.is_unlimited());
-    if !service.set_export_limits(clock.now(), &name, limits) {
-        return Err(not_found());
+/// Row of the object whose limits an edit has changed, in the configuration that is served.
+pub(super) fn edited_limits_row(config: &TargetConfig, edit: &ConfigEdit) -> Option<Value> {
+    let text = |parameter: &str| edit.arguments.text(parameter);
+    if edit.object == ConfigObject::ExportLimits {
+        let is_it = |one: &&ExportConfig| text("name").is_none_or(|name| one.name == name);
+        let one = config.exports.iter().find(is_it)?;
+        return Some(limits_row("export", &one.name, None, None, &one.limits));
     }
-    Ok(row)
-}
-
-/// Applies the arguments that are given.
-fn change_limits(call: &CallContext<'_>, limits: &mut QosLimits) {
-    let change = |name: &str, rate: &mut Option<NonZeroU64>| {
-        if let Some(value) = call.arguments.integer(name) {
-            *rate = NonZeroU64::new(value);
+    let is_it = |one: &&SubsystemConfig| text("subsystem").is_none_or(|nqn| one.nqn == nqn);
+    let SubsystemConfig { nqn, limits, .. } = config.subsystems.iter().find(is_it)?;
+    let none = QosLimits::default();
+    Some(match (edit.object, text("host")) {
+        (ConfigObject::NamespaceLimits, _) => {
+            let nsid = u32::try_from(edit.arguments.integer("namespace")?).ok()?;
+            let of = limits.namespaces.get(&nsid).unwrap_or(&none);
+            limits_row("namespace", nqn, Some(nsid), None, of)
         }
-    };
-    let QosLimits { total, reads, writes, burst } = limits;
-    for (prefix, RateLimit { iops, bytes }) in [("", total), ("read_", reads), ("write_", writes)] {
-        change(&format!("{prefix}iops"), iops);
-        change(&format!("{prefix}bytes"), bytes);
-    }
-    if let Some(ms) = call.arguments.integer("burst_ms") {
-        *burst = Span::from_ms(ms);
-    }
+        (ConfigObject::HostLimits, Some(host)) => {
+            let of = limits.hosts.get(host).unwrap_or(&limits.each_host);
+            limits_row("host", nqn, None, Some(host), of)
+        }
+        (ConfigObject::HostLimits, None) => {
+            limits_row("each-host", nqn, None, None, &limits.each_host)
+        }
+        _ => limits_row("subsystem", nqn, None, None, &limits.subsystem),
+    })
 }
 
 fn limits_row(
@@ -278,15 +238,18 @@ fn limits_row(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::num::NonZeroU64;
     use std::sync::Arc;
 
     use serde_json::{Value, json};
+    use tenmil_base::Span;
+    use tenmil_block::{QosLimits, RateLimit};
     use tenmil_dma::RegionTable;
     use tenmil_drivers::NullDevice;
     use tenmil_linux::Clock;
     use tenmil_nvme_controller::controller::{NamespaceConfig, Subsystem, SubsystemConfig};
     use tenmil_serve::tcp::{
-        AllowedHosts, ControllerModel, Service, ServiceLimits, SubsystemExportConfig,
+        AllowedHosts, ControllerModel, ExportLimits, Service, ServiceLimits, SubsystemExportConfig,
         SubsystemSecurity,
     };
 
@@ -296,7 +259,7 @@ mod tests {
 
     const NQN: &str = "nqn.2026-01.org.example:disk";
 
-    fn process() -> ProcessParts {
+    fn process() -> (ProcessParts, Service) {
         let limits =
             ServiceLimits { connections_max: 1, memory_bytes: 4 << 20, ..ServiceLimits::default() };
         let service = Service::new(&RegionTable::new(4), limits).unwrap();
@@ -315,12 +278,12 @@ mod tests {
             security: SubsystemSecurity::default(),
         };
         service.add_subsystem(export).unwrap();
-        ProcessParts::new().with_part(RateLimits { service, clock: Clock::start() })
+        (ProcessParts::new().with_part(RateLimits(service.clone())), service)
     }
 
     #[test]
-    fn changed_limits_are_listed_and_others_stay() {
-        let state = process();
+    fn limits_of_subsystems_namespaces_and_hosts_are_listed() {
+        let (state, service) = process();
         let rows = call_method(&state, "limits", &json!({})).unwrap();
         let of = |rows: &Value| -> Vec<String> {
             let rows = rows.as_array().unwrap();
@@ -329,35 +292,23 @@ mod tests {
         assert_eq!(of(&rows), ["subsystem", "each-host"]);
         assert_eq!((&rows[0]["iops"], &rows[0]["burst_ms"]), (&Value::Null, &json!(20)));
 
-        call_method(&state, "set_subsystem_limits", &json!({ "read_iops": 7 })).unwrap();
-        call_method(&state, "set_host_limits", &json!({ "iops": 50, "burst_ms": 1_500 })).unwrap();
-        let row = call_method(&state, "set_host_limits", &json!({ "host": "nqn.h", "bytes": 9 }))
-            .unwrap();
-        assert_eq!((&row["iops"], &row["bytes"]), (&json!(50), &json!(9)), "beside those of each");
-        call_method(&state, "set_namespace_limits", &json!({ "namespace": 1, "write_bytes": 3 }))
-            .unwrap();
-        let row =
-            call_method(&state, "set_namespace_limits", &json!({ "namespace": 1, "iops": 4 }))
-                .unwrap();
-        assert_eq!((&row["write_bytes"], &row["iops"]), (&json!(3), &json!(4)));
-
+        let rate = |iops| RateLimit { iops: NonZeroU64::new(iops), bytes: None };
+        let none = QosLimits::default();
+        let limits = ExportLimits {
+            subsystem: QosLimits { reads: rate(7), ..none },
+            namespaces: [(1, QosLimits { writes: rate(3), ..none })].into(),
+            hosts: [("nqn.h".to_owned(), QosLimits { total: rate(9), ..none })].into(),
+            each_host: QosLimits { total: rate(50), burst: Span::from_ms(1_500), ..none },
+        };
+        assert!(service.set_export_limits(Clock::start().now(), NQN, limits));
         let rows = call_method(&state, "limits", &json!({})).unwrap();
         assert_eq!(of(&rows), ["subsystem", "namespace", "each-host", "host"]);
-        assert_eq!(rows[0]["read_iops"], 7);
+        assert_eq!((&rows[0]["read_iops"], &rows[1]["write_iops"]), (&json!(7), &json!(3)));
         assert_eq!((&rows[2]["burst_ms"], &rows[3]["host"]), (&json!(1_500), &json!("nqn.h")));
-
-        let none = json!({ "namespace": 1, "iops": 0, "write_bytes": 0 });
-        call_method(&state, "set_namespace_limits", &none).unwrap();
-        let rows = call_method(&state, "limits", &json!({})).unwrap();
-        assert_eq!(of(&rows), ["subsystem", "each-host", "host"]);
     }
 
     #[test]
-    fn unknown_subsystem_is_refused_with_those_that_exist() {
-        let state = process();
-        let other = json!({ "subsystem": "nqn.other", "iops": 1 });
-        let error = call_method(&state, "set_subsystem_limits", &other).unwrap_err();
-        assert!(error.message.contains("nqn.other") && error.message.contains(NQN), "{error:?}");
+    fn process_without_limits_says_so() {
         let error = call_method(&ProcessParts::new(), "limits", &json!({})).unwrap_err();
         assert!(error.message.contains("expected one that has"), "{error:?}");
     }

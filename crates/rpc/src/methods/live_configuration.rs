@@ -71,6 +71,8 @@ const NETWORKS: Parameter = optional(
 
 // Namespaces and hosts.
 const OF_SUBSYSTEM: Parameter = required("subsystem", NQN, "NQN of the subsystem");
+const OF_SUBSYSTEM_OR_DISCOVERY: Parameter =
+    required("subsystem", NQN, "NQN of the subsystem, or of the discovery service");
 const ONLY_SUBSYSTEM: Parameter =
     optional("subsystem", NQN, "only those of the subsystem with this NQN");
 const NAMESPACE_NSID: Parameter = required("nsid", NSID, "namespace identifier (NSID)");
@@ -120,7 +122,7 @@ const TLS: Parameter = optional(
 );
 
 /// Result of a change, with the object as it is now.
-const fn changed(row: &'static ResultType) -> [FieldSchema; 4] {
+pub(super) const fn changed(row: &'static ResultType) -> [FieldSchema; 4] {
     [
         CHANGES,
         FAILED,
@@ -185,7 +187,7 @@ pub(super) const METHODS: &[Method] = &[
             UNSET,
         ],
         answer: ResultType::Record(CHANGED_SUBSYSTEM),
-        help: "Change who may connect to an NVMe subsystem, and through which listeners",
+        help: "Change who may connect to an NVMe subsystem, or to the discovery service, and through which listeners",
         example: "tenmil set subsystem nqn=nqn.2026-01.org.example:disks authentication=required",
         run: |call| request_edit(call, MethodKind::Set, ConfigObject::Subsystem),
     },
@@ -264,7 +266,7 @@ pub(super) const METHODS: &[Method] = &[
         verb: MethodKind::Create,
         name: "host",
         parameters: &[
-            OF_SUBSYSTEM,
+            OF_SUBSYSTEM_OR_DISCOVERY,
             HOST_NQN,
             DHCHAP,
             DHCHAP_CONTROLLER,
@@ -284,7 +286,7 @@ pub(super) const METHODS: &[Method] = &[
         verb: MethodKind::Set,
         name: "host",
         parameters: &[
-            OF_SUBSYSTEM,
+            OF_SUBSYSTEM_OR_DISCOVERY,
             HOST_NQN,
             DHCHAP,
             DHCHAP_CONTROLLER,
@@ -304,7 +306,7 @@ pub(super) const METHODS: &[Method] = &[
     Method {
         verb: MethodKind::Delete,
         name: "host",
-        parameters: &[OF_SUBSYSTEM, HOST_NQN],
+        parameters: &[OF_SUBSYSTEM_OR_DISCOVERY, HOST_NQN],
         answer: ResultType::Record(DELETED),
         help: "Forbid a host to connect to an NVMe subsystem, and disconnect it",
         example: "tenmil host delete nqn.2026-01.org.example:disks nqn.2026-01.org.example:db",
@@ -409,7 +411,7 @@ pub(super) const METHODS: &[Method] = &[
 ];
 
 /// Requests an edit of the configuration; the main loop answers.
-fn request_edit(
+pub(super) fn request_edit(
     call: &CallContext<'_>,
     kind: MethodKind,
     object: ConfigObject,

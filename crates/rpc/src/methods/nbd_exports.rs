@@ -1,12 +1,10 @@
 //! NBD exports and their connections.
 
-use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 use tenmil_base::{CoarseHistogram, Error, Operation};
 use tenmil_block::{QosLimits, RateLimit};
-use tenmil_linux::Clock;
 use tenmil_serve::nbd::{ConnectionSample, ExportedDevice, NbdEvent, NbdStats};
 
 use crate::error::{ErrorCode, RpcError, join_alternatives, quote_untrusted};
@@ -19,17 +17,12 @@ use crate::result_type::{FieldSchema, ResultType};
 #[derive(Clone, Debug)]
 pub struct NbdExports {
     served: Arc<Mutex<Vec<Arc<ExportedDevice>>>>,
-    clock: Clock,
 }
 
 /// Export names are URIs, which may be long.
 const NAME: ParamType = ParamType::Text { len_max: 4096 };
 const NUMBER: ParamType = ParamType::Whole { min: 0, max: u64::MAX };
 const WHOLE: ResultType = ResultType::Maybe(&ResultType::Whole);
-
-const fn limit_parameter(name: &'static str, help: &'static str) -> Parameter {
-    Parameter { name, kind: NUMBER, need: ParamDefault::Optional, help }
-}
 
 const EXPORT: &[FieldSchema] = &[
     FieldSchema::new("name", ResultType::Text, "export name; clients may also use the empty name"),
@@ -125,18 +118,6 @@ pub(super) const METHODS: &[Method] = &[
                 need: ParamDefault::Optional,
                 help: "the device to change; optional if there is only one",
             },
-            limit_parameter(
-                "limit_iops",
-                "limit of requests per second of all clients together; 0 for no limit",
-            ),
-            limit_parameter(
-                "limit_bytes",
-                "limit of bytes per second of all clients together; 0 for no limit",
-            ),
-            limit_parameter("read_limit_iops", "the same limit for reads alone"),
-            limit_parameter("read_limit_bytes", "the same limit for reads alone"),
-            limit_parameter("write_limit_iops", "the same limit for all requests except reads"),
-            limit_parameter("write_limit_bytes", "the same limit for all requests except reads"),
             Parameter {
                 name: "size_bytes",
                 kind: NUMBER,
@@ -151,8 +132,8 @@ pub(super) const METHODS: &[Method] = &[
             },
         ],
         answer: ResultType::Record(EXPORT),
-        help: "Change the rate limits or the size of an export, or remove its device",
-        example: "tenmil set export limit_iops=5000 write_limit_bytes=100000000",
+        help: "Change the size of an export, or remove its device",
+        example: "tenmil set export size_bytes=1073741824",
         run: set_export_method,
     },
     Method {
@@ -201,9 +182,9 @@ const fn export_event_kind(name: &'static str, help: &'static str) -> EventKind 
 }
 
 impl NbdExports {
-    /// Creates a set of exports, whose rate limits use `clock`.
-    pub fn new(served: Vec<Arc<ExportedDevice>>, clock: Clock) -> Self {
-        Self { served: Arc::new(Mutex::new(served)), clock }
+    /// Creates a set of exports.
+    pub fn new(served: Vec<Arc<ExportedDevice>>) -> Self {
+        Self { served: Arc::new(Mutex::new(served)) }
     }
 
     /// Replaces the exports by others.
@@ -295,24 +276,6 @@ fn connections_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
 
 fn set_export_method(call: &CallContext<'_>) -> Result<Value, RpcError> {
     let served = find_export(call, "set export")?;
-    let mut caps = served.qos_limits();
-    let change = |name, rate: &mut Option<NonZeroU64>| {
-        if let Some(value) = call.arguments.integer(name) {
-            *rate = NonZeroU64::new(value);
-        }
-    };
-    change("limit_iops", &mut caps.total.iops);
-    change("limit_bytes", &mut caps.total.bytes);
-    change("read_limit_iops", &mut caps.reads.iops);
-    change("read_limit_bytes", &mut caps.reads.bytes);
-    change("write_limit_iops", &mut caps.writes.iops);
-    change("write_limit_bytes", &mut caps.writes.bytes);
-    if caps != served.qos_limits()
-        && !served.set_qos_limits(nbd_exports_of(call)?.clock.now(), caps)
-    {
-        let message = "set export: its device was made without limits, expected one that has them";
-        return Err(RpcError::usage(ErrorCode::Failed, message));
-    }
     if let Some(size_bytes) = call.arguments.integer("size_bytes") {
         let refuse = |why| RpcError::usage(ErrorCode::Failed, format!("set export: {why}"));
         served.resize(size_bytes).map_err(refuse)?;

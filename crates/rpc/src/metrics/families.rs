@@ -33,6 +33,8 @@ macro_rules! families {
 
 const ROW: &[&str] = &["protocol", "export", "namespace", "host", "operation"];
 const ROW_WITHOUT_OPERATION: &[&str] = &["protocol", "export", "namespace", "host"];
+const LIMIT: &[&str] = &["of", "export", "namespace", "host", "direction"];
+const LIMITED: &[&str] = &["of", "export", "namespace", "host"];
 
 families! {
     BUILD = Family {
@@ -69,11 +71,17 @@ families! {
     };
     IO_TIME = counter("tenmil_io_time_seconds", Unit::Seconds, ROW, "Sum of the latencies of successful commands");
     IO_BUSY = counter("tenmil_io_busy_seconds", Unit::Seconds, ROW_WITHOUT_OPERATION, "Time with commands in flight, of the queue for which it is longest; NVMe/TCP only");
+    IO_LIMITED = counter("tenmil_io_limited_operations", Unit::None, ROW_WITHOUT_OPERATION, "Commands that waited for a rate limit");
+    IO_LIMIT_WAIT = counter("tenmil_io_limit_wait_seconds", Unit::Seconds, ROW_WITHOUT_OPERATION, "Sum of the times that commands waited for a rate limit, which are not part of their latency");
+    LIMIT_OPERATIONS = gauge("tenmil_limit_operations_per_second", Unit::None, LIMIT, "Rate limit of commands per second of a subsystem, namespace, host or export");
+    LIMIT_BYTES = gauge("tenmil_limit_bytes_per_second", Unit::None, LIMIT, "Rate limit of bytes per second of a subsystem, namespace, host or export");
+    LIMIT_BURST = gauge("tenmil_limit_burst_seconds", Unit::Seconds, LIMITED, "Time for which unused rate limits accumulate");
 
     CONNECTIONS = gauge("tenmil_connections", Unit::None, &["protocol", "export", "host"], "Open connections of hosts and clients");
     CONNECTIONS_ACCEPTED = counter("tenmil_connections_accepted", Unit::None, &["protocol", "export"], "Accepted connections");
     IO_IN_FLIGHT = gauge("tenmil_io_in_flight", Unit::None, &["protocol", "export"], "Outstanding requests of all clients; NBD only");
     NVME_QUEUES = gauge("tenmil_nvme_queues", Unit::None, &["tls", "authenticated"], "Connected queues, by TLS and by DH-HMAC-CHAP authentication of the host");
+    NVME_ALLOWED_HOSTS = gauge("tenmil_nvme_allowed_hosts", Unit::None, &["export"], "Hosts that a subsystem lists as allowed to connect; none if any host may");
     NVME_ASSOCIATIONS = gauge("tenmil_nvme_associations", Unit::None, &[], "Associations of hosts with subsystems");
     NVME_ASSOCIATIONS_OPENED = counter("tenmil_nvme_associations_opened", Unit::None, &[], "Associations since the start");
     NVME_DISCONNECTS = counter("tenmil_nvme_disconnects", Unit::None, &["reason"], "Ended connections by reason");

@@ -6,7 +6,8 @@ use tenmil_base::{IoStats, Operation};
 use tenmil_wire::Status;
 
 use super::families::{
-    IO_BUSY, IO_BYTES, IO_DURATION, IO_ERRORS, IO_FAILED, IO_OPERATIONS, IO_TIME,
+    IO_BUSY, IO_BYTES, IO_DURATION, IO_ERRORS, IO_FAILED, IO_LIMIT_WAIT, IO_LIMITED, IO_OPERATIONS,
+    IO_TIME,
 };
 use super::host_names::HostNames;
 use super::metrics_text::MetricsText;
@@ -55,8 +56,11 @@ impl IoRows {
                 let labels = [protocol, export, &namespace, host, &number, name];
                 text.add(&IO_ERRORS, labels, *count);
             }
+            let labels = [protocol, export, &namespace, host];
+            text.add(&IO_LIMITED, labels, stats.limited);
+            text.add(&IO_LIMIT_WAIT, labels, stats.limit_wait.ns);
             if protocol == "nvme-tcp" {
-                text.add(&IO_BUSY, [protocol, export, &namespace, host], stats.busy.ns);
+                text.add(&IO_BUSY, labels, stats.busy.ns);
             }
         }
     }

@@ -1,9 +1,10 @@
 //! Metrics of processes with parts: what is shown, under which names, and how much of it.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use tenmil_block::{Bdev, BdevOptions, Opener};
+use tenmil_block::{Bdev, BdevOptions, Opener, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::NullDevice;
 use tenmil_linux::Clock;
@@ -32,7 +33,10 @@ fn process_parts(export: &str) -> (ProcessParts, tenmil_block::OpenedDevice) {
         description: String::new(),
         uri: "null:?size=1m".into(),
         device: &device,
-        limiter: None,
+        limits: QosLimits {
+            reads: RateLimit { iops: NonZeroU64::new(7), bytes: None },
+            ..QosLimits::default()
+        },
         is_read_only: true,
         allows_resize: false,
         regions: &regions,
@@ -52,7 +56,7 @@ fn process_parts(export: &str) -> (ProcessParts, tenmil_block::OpenedDevice) {
     let parts = ProcessParts::new()
         .with_part(ProgramInfo { version: "1.2.3", log: None })
         .with_part(NvmeConnections(service))
-        .with_part(NbdExports::new(vec![Arc::new(served.unwrap())], clock))
+        .with_part(NbdExports::new(vec![Arc::new(served.unwrap())]))
         .with_part(paths)
         .with_part(DeviceControls::new(opened.handles.clone()))
         .with_part(PoolCommands::new(tenmil_drivers::KINDS, events));
@@ -82,6 +86,9 @@ fn both_formats_have_the_same_samples() {
         "tenmil_nvme_disconnects_total{reason=\"keep-alive-expired\"} 0",
         "tenmil_nvme_refusals_total{reason=\"authentication-failed\"} 0",
         "tenmil_path_up{device=\"tcp://a/disk\",path=\"0\",address=\"192.0.2.1:4420\"} 1",
+        "tenmil_io_limited_operations_total{protocol=\"nbd\",export=\"disk\"} 0",
+        "tenmil_limit_operations_per_second{of=\"export\",export=\"disk\",direction=\"read\"} 7",
+        "tenmil_limit_burst_seconds{of=\"export\",export=\"disk\"} 0.02",
         "tenmil_nvme_queues{tls=\"true\",authenticated=\"false\"} 0",
     ] {
         assert!(lines.contains(&line), "{line} in {text}");

@@ -48,6 +48,19 @@ impl AllowedHost {
             Self::Table(table) => table.nqn.get_ref(),
         }
     }
+
+    /// Whether it has rate limits and nothing else, as beside `allow-any-host`.
+    pub(super) fn has_limits_alone(&self) -> bool {
+        let Self::Table(table) = self else { return false };
+        let HostTable { nqn: _, dhchap, dhchap_controller, psk, read_only, .. } = &**table;
+        let HostTable { reservations, connections, buffer_memory, limits, .. } = &**table;
+        let has_keys = dhchap.is_some() || dhchap_controller.is_some() || psk.is_some();
+        let has_rights = read_only.is_some()
+            || reservations.is_some()
+            || connections.is_some()
+            || buffer_memory.is_some();
+        limits.is_some() && !has_keys && !has_rights
+    }
 }
 
 impl<'de> Deserialize<'de> for AllowedHost {

@@ -17,8 +17,8 @@ use super::config_file::{
 use super::named_devices::{DeviceUser, NamedDevices};
 use super::rate_limits::RateLimitsTable;
 use super::{
-    AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState, ListenerConfig,
-    NamespaceConfig, SubsystemConfig, TargetConfig,
+    ANA_GROUP_MAX, AnaStateConfig, ConfigError, HostsConfig, IgnoredLineNumber, ListenerAnaState,
+    ListenerConfig, NamespaceConfig, SubsystemConfig, TargetConfig,
 };
 use crate::methods::parse_slow_io;
 
@@ -28,8 +28,6 @@ pub(super) type CheckResult<T> = Result<T, ConfigError>;
 const SERIAL_MAX: usize = 20;
 /// Highest NSID of a subsystem.
 pub(super) const NSID_MAX: u32 = 1024;
-/// Highest ANA group identifier.
-const ANA_GROUP_MAX: u32 = 128;
 /// Smallest buffer memory with which every command can be executed: one largest buffer, and small
 /// ones.
 const MEMORY_MIN: u64 = 4 << 20;
@@ -307,8 +305,13 @@ impl ConfigChecker<'_> {
         match (&table.allowed_hosts, any.is_some_and(|any| *any.get_ref())) {
             (Some(hosts), false) => Ok(HostsConfig::Only(self.parse_allowed_hosts(hosts)?)),
             (Some(hosts), true) => {
-                let problem = "some are named and any host is allowed, expected one of the two";
-                Err(self.config_error("allowed-hosts", hosts, problem))
+                self.parse_allowed_hosts(hosts)?;
+                if !hosts.get_ref().iter().all(|host| host.get_ref().has_limits_alone()) {
+                    let problem = "some are named and any host is allowed, expected one of the two, or \
+                                   entries with `limits` alone";
+                    return Err(self.config_error("allowed-hosts", hosts, problem));
+                }
+                Ok(HostsConfig::Any)
             }
             (None, true) => Ok(HostsConfig::Any),
             (None, false) => {

@@ -8,12 +8,14 @@
 //! [`TargetConfig::parse`](super::TargetConfig::parse), as a text that a person has edited.
 
 mod array_layout;
+mod limits;
 mod removed_table;
 #[cfg(test)]
 mod tests;
 
 use std::net::SocketAddr;
 
+use tenmil_wire::nqn;
 use toml_edit::{Array, ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike, Value};
 
 use self::array_layout::{push_in_layout, remove_with_comment};
@@ -38,6 +40,14 @@ pub enum ConfigObject {
     Export,
     /// `[[subsystem.path]]`, by subsystem, listener and ANA group.
     AnaState,
+    /// `limits` of `[[subsystem]]`, by its NQN.
+    SubsystemLimits,
+    /// `limits` of `[[subsystem.namespace]]`, by subsystem and NSID.
+    NamespaceLimits,
+    /// `limits` of an entry of `allowed-hosts`, by subsystem and host NQN; or `host-limits`.
+    HostLimits,
+    /// `limits` of `[[export]]`, by its name.
+    ExportLimits,
 }
 
 /// Edit of one object.
@@ -63,6 +73,10 @@ impl ConfigObject {
             Self::Listener => "listener",
             Self::Export => "export",
             Self::AnaState => "ana_state",
+            Self::SubsystemLimits => "subsystem_limits",
+            Self::NamespaceLimits => "namespace_limits",
+            Self::HostLimits => "host_limits",
+            Self::ExportLimits => "export_limits",
         }
     }
 
@@ -75,6 +89,10 @@ impl ConfigObject {
             Self::Listener => &["address"],
             Self::Export => &["name"],
             Self::AnaState => &["subsystem", "listener", "ana_group"],
+            Self::SubsystemLimits => &["subsystem"],
+            Self::NamespaceLimits => &["subsystem", "namespace"],
+            Self::HostLimits => &["subsystem", "host"],
+            Self::ExportLimits => &["name"],
         }
     }
 }
@@ -104,6 +122,13 @@ impl ConfigEdit {
             (ConfigObject::Listener, _) => self.edit_listener(&mut document, bound),
             (ConfigObject::Export, _) => self.edit_export(&mut document),
             (ConfigObject::AnaState, _) => self.set_ana_state(&mut document, bound),
+            (
+                ConfigObject::SubsystemLimits
+                | ConfigObject::NamespaceLimits
+                | ConfigObject::HostLimits
+                | ConfigObject::ExportLimits,
+                _,
+            ) => self.edit_limits(&mut document),
         }?;
         let text = document.to_string();
         Ok(match has_only_comments {
@@ -139,14 +164,17 @@ impl ConfigEdit {
     }
 
     fn edit_subsystem(&self, document: &mut DocumentMut, bound: &[SocketAddr]) -> EditResult<()> {
-        let nqn = self.text("nqn");
+        let name = self.text("nqn");
         let listeners = self.listeners_as_configured(document, bound)?;
-        let found = position_of(tables(document, "subsystem"), "nqn", nqn);
+        if name == nqn::DISCOVERY && self.kind == MethodKind::Set {
+            return self.change_discovery(document);
+        }
+        let found = position_of(tables(document, "subsystem"), "nqn", name);
         match (self.kind, found) {
-            (MethodKind::Create, Some(_)) => Err(self.exists(nqn, "another NQN")),
+            (MethodKind::Create, Some(_)) => Err(self.exists(name, "another NQN")),
             (MethodKind::Create, None) => {
                 let mut table = new_table();
-                table.insert("nqn", nqn.into());
+                table.insert("nqn", name.into());
                 self.set_values(&mut table);
                 if let Some(listeners) = listeners {
                     set_value(&mut table, "listeners", Value::Array(listeners));
@@ -160,7 +188,7 @@ impl ConfigEdit {
                 array_of_tables(document, "subsystem").push(table);
                 Ok(())
             }
-            (_, None) => Err(self.not_found(nqn, &names(tables(document, "subsystem"), "nqn"))),
+            (_, None) => Err(self.not_found(name, &names(tables(document, "subsystem"), "nqn"))),
             (MethodKind::Delete, Some(at)) => {
                 remove_table_with_comment(document, &["subsystem"], &[at]);
                 Ok(())
@@ -171,9 +199,30 @@ impl ConfigEdit {
                 if let Some(listeners) = listeners {
                     set_value(table, "listeners", Value::Array(listeners));
                 }
-                self.settle_allowed_hosts(nqn, table)
+                self.settle_allowed_hosts(name, table)
             }
         }
+    }
+
+    /// Changes what the discovery service demands of its hosts.
+    fn change_discovery(&self, document: &mut DocumentMut) -> EditResult<()> {
+        let is_other = |name: &&str| matches!(*name, "allow_any_host" | "listeners");
+        if let Some(name) = self.arguments.iter().map(|(name, _)| name).find(is_other) {
+            let problem = format!(
+                "`{name}` of the discovery service, expected authentication, secure_channel or \
+                 allowed_networks"
+            );
+            return Err(self.refuse(ErrorCode::BadValue, problem));
+        }
+        let discovery = document.entry("discovery").or_insert_with(|| Item::Table(new_table()));
+        let Some(table) = discovery.as_table_like_mut() else {
+            return Err(self.refuse(ErrorCode::Failed, "`discovery` is no table, expected one"));
+        };
+        self.change_values(table);
+        if table.is_empty() {
+            document.remove("discovery");
+        }
+        Ok(())
     }
 
     /// The listeners that are given, by the addresses that the text has for them.
@@ -263,14 +312,47 @@ impl ConfigEdit {
     }
 
     fn edit_host(&self, document: &mut DocumentMut) -> EditResult<()> {
+        let (name, host) = (self.text("subsystem").to_owned(), self.text("host"));
+        if name == nqn::DISCOVERY {
+            return self.edit_host_of_discovery(document);
+        }
         let subsystem = self.find_subsystem(document)?;
         let table = table_at(document, "subsystem", subsystem);
-        let (nqn, host) = (self.text("subsystem").to_owned(), self.text("host"));
         if !table.contains_key("allowed-hosts") {
-            let problem = format!("any host may connect to {nqn}, expected a list of hosts");
-            let hint = format!("tenmil subsystem set {nqn} --allow-any-host=false");
+            let problem = format!("any host may connect to {name}, expected a list of hosts");
+            let hint = format!("tenmil subsystem set {name} --allow-any-host=false");
             return Err(self.refuse(ErrorCode::Failed, problem).with_hint(hint));
         }
+        self.edit_allowed_hosts(table)?;
+        match self.kind {
+            MethodKind::Delete => self.remove_host_of_namespaces(host, table),
+            _ => Ok(()),
+        }
+    }
+
+    /// Edits the hosts of the discovery service. Without a list of its own it has the keys of all subsystems, so
+    /// the last host takes the list with it.
+    fn edit_host_of_discovery(&self, document: &mut DocumentMut) -> EditResult<()> {
+        let discovery = document.entry("discovery").or_insert_with(|| Item::Table(new_table()));
+        let Some(table) = discovery.as_table_like_mut() else {
+            return Err(self.refuse(ErrorCode::Failed, "`discovery` is no table, expected one"));
+        };
+        if !table.contains_key("allowed-hosts") {
+            table.insert("allowed-hosts", Array::new().into());
+        }
+        self.edit_allowed_hosts(table)?;
+        if table.get("allowed-hosts").and_then(Item::as_array).is_some_and(Array::is_empty) {
+            table.remove("allowed-hosts");
+        }
+        if table.is_empty() {
+            document.remove("discovery");
+        }
+        Ok(())
+    }
+
+    /// Edits the list `allowed-hosts` of a table.
+    fn edit_allowed_hosts(&self, table: &mut dyn TableLike) -> EditResult<()> {
+        let host = self.text("host");
         let Some(hosts) = table.get_mut("allowed-hosts").and_then(Item::as_array_mut) else {
             return Err(self.refuse(ErrorCode::Failed, "`allowed-hosts` is no list, expected one"));
         };
@@ -289,7 +371,7 @@ impl ConfigEdit {
             }
             (MethodKind::Delete, Some(at)) => {
                 remove_with_comment(hosts, at);
-                self.remove_host_of_namespaces(host, table)
+                Ok(())
             }
             (_, Some(at)) => {
                 let Some(value) = hosts.get_mut(at) else { return Ok(()) };

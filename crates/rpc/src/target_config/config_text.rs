@@ -79,6 +79,9 @@ impl TargetConfig {
                     let _ = writeln!(text, "{key} = true");
                 }
             }
+            if let Some(table) = limits_table(&export.limits) {
+                let _ = writeln!(text, "limits = {table}");
+            }
         }
     }
 
@@ -93,6 +96,7 @@ impl TargetConfig {
             ("discovery-connections-per-address", limits.discovery_per_address),
             ("reserved-connections", limits.reserved),
             ("registrants-per-address", limits.registrants_per_address),
+            ("fair-depth", limits.fair_depth),
         ];
         let given = counts.into_iter().filter_map(|(key, count)| Some((key, count?)));
         let given: String = given.map(|(key, count)| format!("{key} = {count}\n")).collect();
@@ -111,7 +115,16 @@ impl TargetConfig {
             let _ = writeln!(text, "serial = {}", quoted(serial));
         }
         match &subsystem.hosts {
-            HostsConfig::Any => *text += "allow-any-host = true\n",
+            HostsConfig::Any => {
+                *text += "allow-any-host = true\n";
+                let with_limits = subsystem.limits.hosts.iter().filter_map(|(host, limits)| {
+                    Some(host_entry(host, None, &limits_table(limits)?))
+                });
+                let entries: Vec<_> = with_limits.collect();
+                if !entries.is_empty() {
+                    let _ = writeln!(text, "allowed-hosts = [{}]", entries.join(", "));
+                }
+            }
             HostsConfig::Only(hosts) => {
                 let keys = |host: &str| subsystem.security.hosts.iter().find(|it| it.nqn == *host);
                 let limits = |host: &str| {
@@ -263,6 +276,7 @@ state-dir = "/var/lib/tenmil"
 referrals = ["192.0.2.7:8009"]
 [limits]
 connections = 400
+fair-depth = 32
 keep-alive-max = "2m"
 [[listener]]
 address = "192.0.2.1:4420"
@@ -295,6 +309,7 @@ ana-state = "inaccessible"
 [[subsystem]]
 nqn = "nqn.2026-01.org.example:open"
 allow-any-host = true
+allowed-hosts = [{ nqn = "nqn.2026-01.org.example:one", limits = { iops = 7 } }]
 [nbd]
 tls-psk = "/etc/tenmil/nbd.psk"
 idle-timeout = "15m"
@@ -304,6 +319,7 @@ name = "an image"
 uri = "ram:1m"
 listen = ["nbd:/run/a b.sock", "nbds://192.0.2.1:10809"]
 allow-resize = true
+limits = { read-bytes = "4m", burst = "1s" }
 "#;
         let read = TargetConfig::parse(text).unwrap();
         let mut again = TargetConfig::parse(&read.to_text()).unwrap();

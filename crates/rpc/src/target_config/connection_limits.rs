@@ -22,12 +22,15 @@ pub(super) struct LimitsTable {
     reserved_connections: Option<Spanned<u32>>,
     registrants_per_address: Option<Spanned<u32>>,
     keep_alive_max: Option<Spanned<String>>,
+    fair_depth: Option<Spanned<u32>>,
 }
 
 /// Largest number of connections of a target.
 const CONNECTIONS_MAX: u32 = 1 << 16;
 /// Largest number of registrants of a namespace.
 const REGISTRANTS_MAX: u32 = 128;
+/// Largest depth that hosts divide; 0 is no division.
+const FAIR_DEPTH_MAX: u32 = 1 << 16;
 /// Range of the longest keep-alive timeout, in seconds.
 const KEEP_ALIVE_SECS: std::ops::RangeInclusive<u64> = 1..=86_400;
 
@@ -103,6 +106,7 @@ impl ConfigChecker<'_> {
                 .as_ref()
                 .map(|found| self.parse_keep_alive_max(found))
                 .transpose()?,
+            fair_depth: some("fair-depth", &table.fair_depth, (0, FAIR_DEPTH_MAX))?,
             line: IgnoredLineNumber(self.line_number(found).0),
         })
     }

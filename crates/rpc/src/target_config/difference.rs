@@ -6,6 +6,8 @@
 //!   ~ host nqn…:db of nqn…:disks: dhchap
 //! ```
 
+use std::collections::BTreeSet;
+
 use super::{
     ExportConfig, HostSecurityConfig, HostsConfig, ListenerConfig, NamespaceConfig,
     SubsystemConfig, TargetConfig,
@@ -61,6 +63,7 @@ impl TargetConfig {
                         ("allow-resize", gone.allows_resize != now.allows_resize),
                         ("allow-remote-write", gone.allows_remote_write != now.allows_remote_write),
                         ("listen", gone.listeners != now.listeners),
+                        ("limits", gone.limits != now.limits),
                     ];
                     lines.extend(changed_keys(&format!("export {}", now.name), &settings));
                 }
@@ -184,6 +187,14 @@ fn add_hosts(old: &SubsystemConfig, new: &SubsystemConfig, lines: &mut Vec<Strin
             }
         })
     };
+    if old.hosts == HostsConfig::Any && new.hosts == HostsConfig::Any {
+        let named: BTreeSet<&String> =
+            old.limits.hosts.keys().chain(new.limits.hosts.keys()).collect();
+        lines.extend(named.into_iter().filter_map(|host| {
+            let is_changed = old.limits.hosts.get(host) != new.limits.hosts.get(host);
+            changed_keys(&name(host), &[("limits", is_changed)])
+        }));
+    }
     for host in now.iter().filter(|host| before.contains(host)) {
         let (was, is) = (keys(old, host), keys(new, host));
         let psks =

@@ -10,12 +10,14 @@
 //! uri = "file:/srv/images?size=10g"
 //! read-only = true
 //! listen = ["nbd:/run/tenmil/images.sock", "nbds://192.0.2.1:10809"]
+//! limits = { iops = "20k", bytes = "200m" }
 //! ```
 
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use tenmil_base::Span;
+use tenmil_block::QosLimits;
 use tenmil_block::quantity_parser::parse_time;
 use tenmil_block::uri::Uri;
 use tenmil_linux::socket_stream::ListenAddress;
@@ -23,6 +25,7 @@ use toml::Spanned;
 
 use super::IgnoredLineNumber;
 use super::config_checker::{CheckResult, ConfigChecker};
+use super::rate_limits::RateLimitsTable;
 
 /// Settings of all NBD exports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,6 +65,8 @@ pub struct ExportConfig {
     pub allows_remote_write: bool,
     /// Listeners that offer it: at least one.
     pub listeners: Vec<NbdListener>,
+    /// Rate limits of all clients together.
+    pub limits: QosLimits,
 }
 
 /// Listen address of NBD.
@@ -98,10 +103,11 @@ pub(super) struct ExportTable {
     allow_resize: Option<Spanned<bool>>,
     #[serde(default)]
     allow_remote_write: bool,
+    limits: Option<Spanned<RateLimitsTable>>,
 }
 
-/// Longest name of an export.
-const NAME_MAX: usize = 255;
+/// Longest name of an export, which is the longest string of the protocol (NBD, "Values").
+const NAME_MAX: usize = 4096;
 /// Largest number of connections.
 const CONNECTIONS_MAX: u32 = 1 << 16;
 
@@ -317,6 +323,8 @@ impl ConfigChecker<'_> {
                            \"nbd://127.0.0.1:10809\"";
             return Err(self.config_error("listen", &table.listen, problem));
         }
+        let limits = table.limits.as_ref();
+        let limits = limits.map(|found| self.check_rate_limits("limits", found)).transpose()?;
         Ok(ExportConfig {
             name: name.clone(),
             uri,
@@ -325,6 +333,7 @@ impl ConfigChecker<'_> {
             allows_resize,
             allows_remote_write: table.allow_remote_write,
             listeners,
+            limits: limits.unwrap_or_default(),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! `limits` of a subsystem, of its hosts and of its namespaces: rate limits.
+//! `limits` of a subsystem, of its hosts, of its namespaces, and of an NBD export: rate limits.
 //!
 //! ```toml
 //! [[subsystem]]
@@ -81,7 +81,8 @@ impl ConfigChecker<'_> {
         Ok(limits)
     }
 
-    fn check_rate_limits(
+    /// Checks one table of rate limits, the value of `key`.
+    pub(super) fn check_rate_limits(
         &self,
         key: &str,
         found: &Spanned<RateLimitsTable>,

@@ -24,7 +24,7 @@ pub struct ExportedDevice {
     export: Arc<Export>,
     uri: String,
     device: Bdev,
-    limiter: Option<QosLimiter>,
+    limiter: QosLimiter,
     descriptor: Arc<BdevDescriptor>,
     medium: Arc<dyn BlockDevice>,
     is_adapted: bool,
@@ -46,8 +46,8 @@ pub struct ExportConfig<'a> {
     pub uri: String,
     /// The device.
     pub device: &'a Bdev,
-    /// Rate limiter that the device was opened with, for changes at run time.
-    pub limiter: Option<QosLimiter>,
+    /// Rate limits of all clients together.
+    pub limits: QosLimits,
     /// Whether clients may only read.
     pub is_read_only: bool,
     /// Whether clients may resize the export.
@@ -79,7 +79,7 @@ impl ExportedDevice {
             .device
             .open(claim, "nbd")
             .map_err(|refused| Error::new(refused.category(), refused.to_string()))?;
-        Self::from_descriptor(config, Arc::new(descriptor))
+        Self::from_descriptor(config, descriptor)
     }
 
     /// Exports a device that is open on `descriptor`, whose claim the export shares.
@@ -89,9 +89,11 @@ impl ExportedDevice {
     /// If such a device cannot be exported, or memory is exhausted.
     pub fn from_descriptor(
         config: ExportConfig<'_>,
-        descriptor: Arc<BdevDescriptor>,
+        descriptor: BdevDescriptor,
     ) -> Result<Self, Error> {
-        let ExportConfig { name, description, uri, device, limiter, is_read_only, .. } = config;
+        let ExportConfig { name, description, uri, device, limits, is_read_only, .. } = config;
+        let limiter = QosLimiter::new(limits);
+        let descriptor = Arc::new(descriptor.with_limiter(limiter.clone()));
         let (allows_resize, regions) = (config.allows_resize, config.regions);
         if allows_resize && !descriptor.is_resizable() {
             let text = "its size cannot be changed, expected a writable file";
@@ -156,10 +158,16 @@ impl ExportedDevice {
 
     /// I/O statistics of all connections together, including closed ones.
     pub fn io_stats(&self) -> IoStats {
-        let Some(ended) = &self.own_counters else { return self.device.statistics() };
-        let mut sum = *ended.lock().unwrap_or_else(PoisonError::into_inner);
-        self.connections().iter().for_each(|connection| sum.add(&connection.done));
-        sum.to_io_stats()
+        let mut stats = match &self.own_counters {
+            None => self.device.statistics(),
+            Some(ended) => {
+                let mut sum = *ended.lock().unwrap_or_else(PoisonError::into_inner);
+                self.connections().iter().for_each(|connection| sum.add(&connection.done));
+                sum.to_io_stats()
+            }
+        };
+        (stats.limited, stats.limit_wait) = self.limiter.waits();
+        stats
     }
 
     /// Slow requests, and the time from which they are.
@@ -190,14 +198,12 @@ impl ExportedDevice {
 
     /// Rate limits of all connections together.
     pub fn qos_limits(&self) -> QosLimits {
-        self.limiter.as_ref().map_or_else(QosLimits::default, QosLimiter::limits)
+        self.limiter.limits()
     }
 
-    /// Changes the rate limits. Returns false if the device was opened without a limiter.
-    pub fn set_qos_limits(&self, now: Instant, limits: QosLimits) -> bool {
-        let Some(limiter) = &self.limiter else { return false };
-        limiter.set(now, limits);
-        true
+    /// Changes the rate limits, also of connected clients and of requests that wait.
+    pub fn set_qos_limits(&self, now: Instant, limits: QosLimits) {
+        self.limiter.set(now, limits);
     }
 
     /// Resizes the device. Blocks until outstanding requests past a new, lower end have completed.

@@ -42,6 +42,8 @@ pub(super) struct Session<S: SessionStream = SocketStream> {
     results: CompletionBatch,
     slow_queries: SlowQueries,
     watch: PollSet,
+    /// Whether the channel does not end a sleep, so that none begins while it has requests.
+    polls_channel: bool,
     /// Readiness that the epoll set currently waits for on the socket.
     interest: Interest,
     /// Whether the last send was partial.
@@ -147,15 +149,11 @@ impl<S: SessionStream> Session<S> {
         // One descriptor for the socket and the channel: a poller has a single wake source.
         let watch = PollSet::new()?;
         stream.watch(&watch, SOCKET)?;
-        // The channel of the only export is opened before the descriptor is watched: the kernel limits how
-        // deep such descriptors lie in each other, and counts differently afterwards.
         let backend: Box<dyn IoChannel> = match &registered {
             Some(device) => open_selected(device).map_err(io::Error::other)?,
             None => Box::new(NoChannel(NO_LIMITS)),
         };
-        if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
-            watch.add(descriptor, BACKEND, READABLE)?;
-        }
+        let polls_channel = !watch_channel(&watch, &*backend)?;
         let memory = memory_lease.memory();
         let connection = Connection::starting_at(offered, regions, memory, pool, start);
         Ok(Self {
@@ -166,6 +164,7 @@ impl<S: SessionStream> Session<S> {
             results: CompletionBatch::with_capacity(BATCH),
             slow_queries,
             watch,
+            polls_channel,
             interest: READABLE,
             is_blocked: false,
             recv_backoff: RecvBackoff::default(),
@@ -207,9 +206,8 @@ impl<S: SessionStream> Session<S> {
             return;
         }
         let opened = open(&device).and_then(|backend| {
-            if let WakeSource::Descriptor(descriptor) = backend.wake_source() {
-                self.watch.add(descriptor, BACKEND, READABLE).map_err(Error::environment)?;
-            }
+            let is_watched = watch_channel(&self.watch, &*backend).map_err(Error::environment)?;
+            self.polls_channel = !is_watched;
             Ok(backend)
         });
         self.exported_device = Some(device);
@@ -585,7 +583,7 @@ impl<S: SessionStream> Poller for Session<S> {
         let stays_awake = is_reported
             || is_stream_ready
             || self.needs_iteration()
-            || (self.connection.in_flight_requests() > 0 && has_answer);
+            || (self.connection.in_flight_requests() > 0 && (has_answer || self.polls_channel));
         PollResult::from_count(usize::from(stays_awake))
     }
 
@@ -627,6 +625,22 @@ impl<S: SessionStream> Poller for Session<S> {
         // Data may have arrived during the migration.
         self.recv_backoff.make_due();
     }
+}
+
+/// Adds the wake source of a channel to the set of its session. Returns false if it would not end a sleep: a stack
+/// of devices may have a set at each level, and the reactor's set is around that of the session, which is more than
+/// the kernel permits. Then the session's set has the socket alone, because it could not be waited for otherwise.
+fn watch_channel(watch: &PollSet, channel: &dyn IoChannel) -> io::Result<bool> {
+    let WakeSource::Descriptor(descriptor) = channel.wake_source() else { return Ok(true) };
+    if !watch.add_nested(descriptor, BACKEND, READABLE)? {
+        return Ok(false);
+    }
+    // A session that has no reactor yet gets one: what the kernel will say then.
+    let is_shallow = PollSet::new()?.add_nested(watch, BACKEND, READABLE)?;
+    if !is_shallow {
+        watch.remove(descriptor)?;
+    }
+    Ok(is_shallow)
 }
 
 impl ChannelWakeup for NoChannel {

@@ -62,14 +62,14 @@ pub(super) fn start_nbd_server(
         description: claim.open.description.clone(),
         uri: device.name().to_owned(),
         device: &claim.open.device,
-        limiter: None,
+        limits: tenmil_block::QosLimits::default(),
         is_read_only,
         allows_resize: false,
         regions: &services.devices.regions,
     };
     let served = Arc::new(ExportedDevice::from_descriptor(
         config,
-        Arc::new(claim.descriptor.open_with_same_claim()?),
+        claim.descriptor.open_with_same_claim()?,
     )?);
     let server = Server::start(ServerConfig {
         listen_sockets: vec![open_listener(&address)?],

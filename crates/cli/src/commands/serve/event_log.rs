@@ -11,6 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tenmil_base::Span;
 use tenmil_base::text::format_size;
 use tenmil_linux::clock::coarse_now;
+use tenmil_rpc::{ConfigurationChange, RpcError};
 use tenmil_serve::EndpointEvent;
 use tenmil_serve::nbd::{DisconnectReason as NbdDisconnectReason, NbdEvent, NbdStats};
 use tenmil_serve::tcp::{
@@ -41,6 +42,14 @@ macro_rules! log_audit {
         )
     }};
 }
+
+/// Logs the end of a connection: one that is not orderly is a warning.
+macro_rules! log_by_order {
+    ($is_orderly:expr, $($record:tt)*) => {
+        if $is_orderly { tracing::info!($($record)*) } else { tracing::warn!($($record)*) }
+    };
+}
+
 /// Logs an event of the NVMe/TCP target.
 pub(super) fn log_target_event(event: &TargetEvent) {
     match event {
@@ -104,29 +113,25 @@ fn log_ended_association(
         reason,
         DisconnectReason::HostDisconnect | DisconnectReason::Closed | DisconnectReason::ServerEnds
     );
-    macro_rules! log {
-        ($level:ident) => {
-            tracing::$level!(
-                event = "disconnect",
-                protocol = "nvme-tcp",
-                connection,
-                peer,
-                host,
-                subsystem,
-                controller = cntlid,
-                reason = reason.name(),
-                duration_s = lasted.as_secs_f64(),
-                reads,
-                read_bytes,
-                writes,
-                written_bytes,
-                others,
-                errors,
-                "{event}"
-            )
-        };
-    }
-    if is_orderly { log!(info) } else { log!(warn) }
+    log_by_order!(
+        is_orderly,
+        event = "disconnect",
+        protocol = "nvme-tcp",
+        connection,
+        peer,
+        host,
+        subsystem,
+        controller = cntlid,
+        reason = reason.name(),
+        duration_s = lasted.as_secs_f64(),
+        reads,
+        read_bytes,
+        writes,
+        written_bytes,
+        others,
+        errors,
+        "{event}"
+    );
 }
 
 /// Whether the peer has proved its identity.
@@ -168,31 +173,27 @@ pub(super) fn log_nbd_event(export: &str, event: &NbdEvent) {
                     | NbdDisconnectReason::Administrative
                     | NbdDisconnectReason::ServerEnds
             );
-            macro_rules! log {
-                ($level:ident) => {
-                    tracing::$level!(
-                        event = "disconnect",
-                        protocol = "nbd",
-                        export,
-                        connection,
-                        peer,
-                        reason = reason.name(),
-                        duration_s,
-                        reads,
-                        read_bytes,
-                        writes,
-                        written_bytes,
-                        others,
-                        errors,
-                        "{event} (after {:.3} s, {reads} reads of {}, {writes} writes of {}, {others} other \
-                         requests, {errors} errors)",
-                        duration_s.unwrap_or_default(),
-                        format_size(read_bytes),
-                        format_size(written_bytes)
-                    )
-                };
-            }
-            if is_orderly { log!(info) } else { log!(warn) }
+            log_by_order!(
+                is_orderly,
+                event = "disconnect",
+                protocol = "nbd",
+                export,
+                connection,
+                peer,
+                reason = reason.name(),
+                duration_s,
+                reads,
+                read_bytes,
+                writes,
+                written_bytes,
+                others,
+                errors,
+                "{event} (after {:.3} s, {reads} reads of {}, {writes} writes of {}, {others} other \
+                 requests, {errors} errors)",
+                duration_s.unwrap_or_default(),
+                format_size(read_bytes),
+                format_size(written_bytes)
+            );
         }
         NbdEvent::Resized { size_bytes } => {
             tracing::info!(event = "resize", export, size_bytes, "{event}");
@@ -231,6 +232,51 @@ pub(super) fn log_configuration(file: &str, done: &str, failed: &[String]) {
         tracing::warn!(
             cause = %failed, event = "configuration", file, result = "failed", change = failed,
             "{file}: {failed}"
+        );
+    }
+}
+
+/// Logs a change of the configuration that a client has requested: what was changed, what of it has failed, or why
+/// nothing was changed.
+pub(super) fn log_configuration_change(
+    (client, action): (&str, &str),
+    file: Option<&str>,
+    done: Result<&ConfigurationChange, &RpcError>,
+) {
+    let ConfigurationChange { difference, failed, .. } = match done {
+        Ok(change) => change,
+        Err(refused) => {
+            let reason = refused.message.as_str();
+            // One that is repeated by a script must not suppress changes.
+            tracing::info!(
+                cause = "configuration-change-refused",
+                event = "configuration",
+                file,
+                client,
+                action,
+                result = "refused",
+                reason,
+                "{client}: nothing is changed: {reason}"
+            );
+            return;
+        }
+    };
+    if !difference.is_empty() {
+        let changes = difference.join("; ");
+        tracing::info!(
+            event = "configuration",
+            file,
+            client,
+            action,
+            result = "applied",
+            changes,
+            "{client}: {action}: {changes}"
+        );
+    }
+    for failed in failed {
+        tracing::warn!(
+            cause = %failed, event = "configuration", file, client, action, result = "failed",
+            change = failed, "{client}: {action}: {failed}"
         );
     }
 }

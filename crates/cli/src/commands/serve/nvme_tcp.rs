@@ -11,7 +11,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use tenmil_base::Span;
-use tenmil_block::RateLimit;
 use tenmil_linux::{Clock, NamedThread};
 use tenmil_rpc::target_config::{NbdListener, TargetConfig};
 use tenmil_rpc::{
@@ -89,7 +88,7 @@ pub(super) fn serve_nvme_tcp(
     let devices = DeviceControls::default();
     let hands = devices.clone();
     let published = TargetConfiguration::default();
-    let exports = NbdExports::new(Vec::new(), clock);
+    let exports = NbdExports::new(Vec::new());
     let context = TargetContext {
         service: service.clone(),
         server,
@@ -101,7 +100,6 @@ pub(super) fn serve_nvme_tcp(
         file: arguments.config.clone(),
         nbd: ExportContext {
             reactors: Arc::clone(reactors.registry()),
-            total: RateLimit { iops: arguments.limit_iops, bytes: arguments.limit_bytes },
             published: exports.clone(),
         },
     };
@@ -111,10 +109,10 @@ pub(super) fn serve_nvme_tcp(
         .map_err(|unfit| apply_error_in_file(arguments, unfit))?
         .into_result()?;
     tenmil_linux::storage_file::commit_created()?;
-    sandbox::run_as_user(arguments, &served_parts(&standing))?;
+    sandbox::run_as_user(arguments, &served_parts(arguments, &standing))?;
     let state = rpc_endpoint::rpc_state_of_reactors(&balanced)
         .with_part(NvmeConnections(service.clone()))
-        .with_part(RateLimits { service: service.clone(), clock })
+        .with_part(RateLimits(service.clone()))
         .with_part(published.clone())
         .with_part(exports)
         .with_part(hands);
@@ -123,9 +121,9 @@ pub(super) fn serve_nvme_tcp(
     if let Some(announcer) = event_sender(&asking) {
         published.set_event_sender(announcer.clone());
     }
-    sandbox::drop_rights(arguments, &served_parts(&standing), event_sender(&asking));
+    sandbox::drop_rights(arguments, &served_parts(arguments, &standing), event_sender(&asking));
     rpc_endpoint::set_ready(&asking);
-    service_manager::announce_ready(out, &ready_message(arguments.json, &standing))?;
+    service_manager::announce_ready(out, &ready_message(arguments, &standing))?;
     while !tenmil_linux::signal::is_stop_requested() {
         change_configuration(arguments, &mut standing, &published, event_sender(&asking));
         log_events(&service, event_sender(&asking));
@@ -181,18 +179,23 @@ fn apply_error_in_file(arguments: &ServeArguments, unfit: ApplyError) -> Error {
 }
 
 /// The parts on which the rights of the target depend.
-fn served_parts(standing: &LiveConfig) -> ServedParts<'_> {
+fn served_parts<'a>(arguments: &ServeArguments, standing: &'a LiveConfig) -> ServedParts<'a> {
     let namespaces = standing.subsystems().iter().flat_map(LiveSubsystem::namespaces);
     let nbd_ports = standing.exports().listeners().filter_map(NbdListener::port);
+    let uris: Vec<_> =
+        namespaces.chain(standing.exports().devices()).map(LiveNamespace::uri).collect();
+    // Exports by arguments get no new listeners and no keys.
+    let is_nbd_alone = arguments.config.is_none() && standing.addresses().next().is_none();
+    let needs_keys = !is_nbd_alone || uris.iter().any(|uri| sandbox::names_keys(uri));
     ServedParts {
-        transport: ServeTransport::NvmeTcp,
-        uris: namespaces.chain(standing.exports().devices()).map(LiveNamespace::uri).collect(),
+        transport: if is_nbd_alone { ServeTransport::Nbd } else { ServeTransport::NvmeTcp },
+        uris,
         socket_files: standing.exports().listeners().filter_map(NbdListener::socket_file).collect(),
         ports: standing.addresses().map(|address| address.port()).chain(nbd_ports).collect(),
         state: standing.state_directory(),
-        keyring: standing.keyring_directory(),
+        keyring: standing.keyring_directory().filter(|_| needs_keys),
         // The configuration, or one that replaces it, may have keys there.
-        may_read_kernel_keys: tenmil_keyring::KernelPsks::open().is_ok(),
+        may_read_kernel_keys: !is_nbd_alone && tenmil_keyring::KernelPsks::open().is_ok(),
         read_again: standing.nbd_files(),
     }
 }
@@ -216,6 +219,9 @@ fn log_export_events(exports: &LiveExports, announcer: Option<&EventSender>) {
             announcer.emit_export_event(&export, &event);
         }
     }
+    for (export, _) in exports.exports() {
+        log_slow_io(export.slow_io().log(), announcer);
+    }
 }
 
 /// Applies the configuration file again after SIGHUP, and executes the requests of clients in their order.
@@ -238,6 +244,12 @@ fn change_configuration(
                 Option::clone,
             );
         }
+        None if is_signaled && standing.has_nbd_tls() => {
+            let _ = service_manager::report_reload(
+                || reload_nbd_tls(standing, announcer),
+                |applied| applied.as_ref().err().cloned(),
+            );
+        }
         None if is_signaled => {
             tracing::info!("SIGHUP is ignored: there is no configuration file to read again");
             service_manager::report_reload(|| (), |()| None);
@@ -247,6 +259,25 @@ fn change_configuration(
     for request in changes {
         standing.execute_request(request, announcer);
     }
+}
+
+/// Reads the certificate and the keys of NBD again, for clients that connect from now on. After an error the
+/// former ones stay, and the error is returned.
+fn reload_nbd_tls(
+    standing: &mut LiveConfig,
+    announcer: Option<&EventSender>,
+) -> Result<(), String> {
+    let applied = standing.reload_nbd_tls();
+    match &applied {
+        Ok(()) => tracing::info!("TLS: the certificate and the keys were read again"),
+        Err(refused) => tracing::warn!("TLS: nothing is changed: {}", refused.text),
+    }
+    if let Some(announcer) = announcer {
+        for (export, _) in standing.exports().exports() {
+            announcer.emit_tls_reload(export.export().name(), applied.as_ref().err());
+        }
+    }
+    applied.map_err(|refused| refused.text)
 }
 
 /// Applies the configuration file again, and answers the clients that requested it; on an error the

@@ -24,7 +24,6 @@ use tenmil_linux::sandbox::{
     self, AllowedCalls, CallGroup, CapabilitySet, Measure, NetworkRules, PathAccess, PathRule,
     SandboxPlan, SandboxReport, ServiceUser, SocketFamilies,
 };
-use tenmil_linux::socket_stream::ListenAddress;
 use tenmil_nvme_auth::KERNEL_KEYRING;
 use tenmil_rpc::EventSender;
 
@@ -70,9 +69,9 @@ impl<'a> ServedParts<'a> {
         socket_files: Vec<&'a Path>,
     ) -> Self {
         // Devices have their keys looked up again when these are refused.
-        let names_keys = uris.iter().any(|uri| !key_names(uri).is_empty());
+        let needs_keys = uris.iter().any(|uri| names_keys(uri));
         let keyring =
-            tenmil_keyring::default_path().ok().filter(|path| names_keys && path.is_dir());
+            tenmil_keyring::default_path().ok().filter(|path| needs_keys && path.is_dir());
         Self {
             transport,
             uris,
@@ -89,22 +88,6 @@ impl<'a> ServedParts<'a> {
     fn may_have_kernel_keys(&self) -> bool {
         let names_kernel = |uri: &&Uri| key_names(uri).iter().any(|name| name == KERNEL_KEYRING);
         self.may_read_kernel_keys || self.uris.iter().any(names_kernel)
-    }
-
-    /// Of a server that listens at these addresses.
-    pub(super) fn at_addresses(
-        transport: ServeTransport,
-        uris: Vec<&'a Uri>,
-        addresses: &'a [ListenAddress],
-    ) -> Self {
-        let mut parts = Self::at_sockets(transport, uris, Vec::new());
-        for address in addresses {
-            match address {
-                ListenAddress::Path(path) => parts.socket_files.push(path),
-                ListenAddress::Tcp(address) => parts.ports.push(address.port()),
-            }
-        }
-        parts
     }
 }
 
@@ -460,6 +443,11 @@ fn is_closed_directory(path: &Path, is_root: bool) -> bool {
 
 fn parent_directory(path: &Path) -> Option<PathBuf> {
     std::path::absolute(path).ok()?.parent().map(Path::to_path_buf)
+}
+
+/// Whether a device, or one below it, names a key.
+pub(super) fn names_keys(uri: &Uri) -> bool {
+    !key_names(uri).is_empty()
 }
 
 /// Names of the keys of a device and of those below it.

@@ -1,6 +1,8 @@
 //! Log pages of notifications: changed namespaces, ANA, reservations (Base 2.1 §5.1.12.1.5, §5.1.12.1.13,
 //! §5.1.12.1.32).
 
+use std::collections::BTreeMap;
+
 use tenmil_wire::identify::NamespaceList;
 use tenmil_wire::log::ana::{self, AnaGroup, AnaHeader};
 use tenmil_wire::log::event::ReservationNotification;
@@ -19,28 +21,34 @@ impl Controller {
         list.as_bytes().to_vec()
     }
 
-    /// Asymmetric Namespace Access page: every group with its state and, unless `groups_only`, its
+    /// Asymmetric Namespace Access page: every group with namespaces, its state and, unless `groups_only`, its
     /// namespaces.
     pub(super) fn ana_log_page(&self, groups_only: bool) -> Vec<u8> {
         let state = self.subsystem.lock_state();
         let Some(entry) = state.controllers.get(&self.config.cntlid) else { return Vec::new() };
-        let groups = self.subsystem.constants().ana_groups;
+        let mut groups = BTreeMap::<u32, Vec<u32>>::new();
+        for record in state.attached_namespaces(self.config.cntlid) {
+            let nsids = groups.entry(record.ana_group).or_default();
+            if !groups_only {
+                nsids.push(record.nsid);
+            }
+        }
         let header = AnaHeader::zeroed().with(|header| {
-            header.chgcnt(entry.ana_change_count()).ngrps(u16::try_from(groups).unwrap_or(u16::MAX))
+            let count = u16::try_from(groups.len()).unwrap_or(u16::MAX);
+            header.chgcnt(entry.ana_change_count()).ngrps(count)
         });
         let mut page = header.as_bytes().to_vec();
-        for grpid in 1..=groups {
-            let nsids: Vec<u32> = state
-                .attached_namespaces(self.config.cntlid)
-                .filter(|record| !groups_only && record.ana_group == grpid)
-                .map(|record| record.nsid)
-                .collect();
+        for (grpid, nsids) in groups {
             let group = AnaGroup::zeroed().with(|group| {
                 let state = ana::AnaState::from_code(entry.ana_state(grpid) as u8);
                 group.grpid(grpid).chgcnt(entry.ana_change_count()).state(state)
             });
             ana::append_ana_group(group, &nsids, &mut page);
         }
+        // Tools read the length that a page may have, in pieces, and a piece behind the end would be an error.
+        let constants = self.subsystem.constants();
+        let (groups, nsids) = (constants.ana_groups as usize, constants.nsid_max as usize);
+        page.resize(AnaHeader::BYTES + groups * AnaGroup::BYTES + nsids * size_of::<u32>(), 0);
         page
     }
 

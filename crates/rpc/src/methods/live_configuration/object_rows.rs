@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 use tenmil_serve::tcp::{HostRights, NamespaceSelection, PortSecurity};
+use tenmil_wire::nqn;
 
+use crate::methods::limits::edited_limits_row;
 use crate::methods::target_configuration::ServedConfiguration;
 use crate::result_type::{FieldSchema, ResultType};
 use crate::target_config::{
@@ -131,7 +133,7 @@ pub(super) fn namespace_rows(served: &ServedConfiguration, of: Option<&str>) -> 
 pub(super) fn host_rows(served: &ServedConfiguration, of: Option<&str>) -> Vec<Value> {
     let config = &served.config;
     let mut rows = match of {
-        None => security_rows(None, &HostsConfig::Any, &config.discovery),
+        None | Some(nqn::DISCOVERY) => security_rows(None, &HostsConfig::Any, &config.discovery),
         Some(_) => Vec::new(),
     };
     for one in config.subsystems.iter().filter(|one| of.is_none_or(|nqn| one.nqn == nqn)) {
@@ -187,6 +189,10 @@ pub(in crate::methods) fn object_row(
                 "listen": one.listeners.iter().map(ToString::to_string).collect::<Vec<_>>(),
             }))
         }
+        ConfigObject::SubsystemLimits
+        | ConfigObject::NamespaceLimits
+        | ConfigObject::HostLimits
+        | ConfigObject::ExportLimits => edited_limits_row(&served.config, edit),
         ConfigObject::Listener => {
             let wanted = text("address")?;
             let wanted = wanted.strip_prefix("tcp://").unwrap_or(wanted).parse().ok()?;

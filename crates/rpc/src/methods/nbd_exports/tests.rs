@@ -1,10 +1,11 @@
 //! Methods of exports, without listeners: output and changes.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use tenmil_base::BlockDevice;
-use tenmil_block::{Bdev, BdevOptions, QosLimiter, QosLimits};
+use tenmil_block::{Bdev, BdevOptions, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::{FileDevice, FileDeviceOptions, NullDevice};
 use tenmil_linux::Clock;
@@ -27,15 +28,16 @@ fn start_export(
     is_read_only: bool,
 ) -> Arc<ExportedDevice> {
     let clock = Clock::start();
-    let limiter = Some(QosLimiter::new(QosLimits::default()));
-    let options = BdevOptions { limiter: limiter.clone(), ..BdevOptions::new(clock, 1) };
-    let device = Bdev::new("null0", medium, options).unwrap();
+    let device = Bdev::new("null0", medium, BdevOptions::new(clock, 1)).unwrap();
     let served = ExportedDevice::new(ExportConfig {
         name: name.into(),
         description: String::new(),
         uri: "null:?size=1m".into(),
         device: &device,
-        limiter,
+        limits: QosLimits {
+            writes: RateLimit { bytes: NonZeroU64::new(5), iops: None },
+            ..QosLimits::default()
+        },
         is_read_only,
         allows_resize: false,
         regions: &RegionTable::new(4),
@@ -45,7 +47,7 @@ fn start_export(
 
 fn method_state(names: &[&str]) -> ProcessParts {
     let all = names.iter().map(|name| exported_device(name)).collect();
-    ProcessParts::new().with_part(NbdExports::new(all, Clock::start()))
+    ProcessParts::new().with_part(NbdExports::new(all))
 }
 
 #[test]
@@ -62,22 +64,13 @@ fn export_row_describes_the_export_and_its_connections() {
 }
 
 #[test]
-fn rate_limits_change_separately_and_zero_removes_one() {
+fn rate_limits_are_in_the_row_and_in_the_list_of_limits() {
     let state = method_state(&["disk"]);
-    let set = |change: Value| call_method(&state, "set_export", &change).unwrap();
-    set(json!({ "limit_iops": 1000, "write_limit_bytes": 5 }));
-    let row = set(json!({ "read_limit_iops": 7, "limit_iops": 0 }));
-    for (name, expected) in [
-        ("limit_iops", Value::Null),
-        ("limit_bytes", Value::Null),
-        ("read_limit_iops", json!(7)),
-        ("read_limit_bytes", Value::Null),
-        ("write_limit_iops", Value::Null),
-        ("write_limit_bytes", json!(5)),
-    ] {
-        assert_eq!(row[name], expected, "{name}");
-    }
-    assert_eq!(call_method(&state, "exports", &json!({})).unwrap()[0], row);
+    let row = &call_method(&state, "exports", &json!({})).unwrap()[0];
+    assert_eq!((&row["write_limit_bytes"], &row["limit_iops"]), (&json!(5), &Value::Null));
+    let row = &call_method(&state, "limits", &json!({})).unwrap()[0];
+    assert_eq!((&row["of"], &row["export"]), (&json!("export"), &json!("disk")));
+    assert_eq!((&row["write_bytes"], &row["iops"]), (&json!(5), &Value::Null));
 }
 
 #[test]
@@ -111,7 +104,7 @@ fn export_is_resized_or_the_error_says_why_not() {
         engine: EngineChoice::Threads,
     };
     let medium = Arc::new(FileDevice::open(&regions, &options).unwrap());
-    let exports = NbdExports::new(vec![start_export("disk", medium, false)], Clock::start());
+    let exports = NbdExports::new(vec![start_export("disk", medium, false)]);
     let state = ProcessParts::new().with_part(exports);
     let resize =
         |size_bytes: u64| call_method(&state, "set_export", &json!({ "size_bytes": size_bytes }));

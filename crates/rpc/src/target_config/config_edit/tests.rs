@@ -162,3 +162,103 @@ fn inline_tables_can_be_edited_too() {
     );
     assert_eq!(TargetConfig::parse(&text).unwrap().listeners.len(), 2, "{text}");
 }
+
+#[test]
+fn limits_are_set_and_removed_beside_what_is_there() {
+    use ConfigObject::{ExportLimits, HostLimits, NamespaceLimits, SubsystemLimits};
+    let set = |object, parameters: Value| edited(TEXT, MethodKind::Set, object, parameters);
+    let limits = json!({ "subsystem": DB, "iops": 5000, "write_bytes": 4096, "burst_ms": 1500 });
+    let text = set(SubsystemLimits, limits);
+    let last = "listeners = [\"192.0.2.1:4420\", \"127.0.0.1:4420\"]\n";
+    let table = "limits = { iops = 5000, write-bytes = 4096, burst = \"1500ms\" }\n";
+    assert_eq!(text, replaced(&[(last, &format!("{last}{table}"))]));
+    // The last rate takes the burst with it.
+    let none = json!({ "subsystem": DB, "iops": 0, "write_bytes": 0 });
+    assert_eq!(edited(&text, MethodKind::Set, SubsystemLimits, none), TEXT);
+    let text = set(NamespaceLimits, json!({ "subsystem": DB, "namespace": 2, "read_iops": 7 }));
+    let last = "read-only = true # for now\n";
+    assert_eq!(text, replaced(&[(last, &format!("{last}limits = {{ read-iops = 7 }}\n"))]));
+    let host = |host: &str, iops: u64| json!({ "subsystem": DB, "host": format!("nqn.2026-01.org.example:{host}"), "iops": iops });
+    let text = set(HostLimits, host("one", 7));
+    let entry = "{ nqn = \"nqn.2026-01.org.example:one\", limits = { iops = 7 } }, # rack 1";
+    assert_eq!(text, replaced(&[("\"nqn.2026-01.org.example:one\", # rack 1", entry)]));
+    assert_eq!(edited(&text, MethodKind::Set, HostLimits, host("one", 0)), TEXT);
+    let text = set(HostLimits, host("two", 7));
+    let entry = ("dhchap = [\"two\"] }, #", "dhchap = [\"two\"], limits = { iops = 7 } }, #");
+    assert_eq!(text, replaced(&[entry]));
+    // A host that is named first has the limits of each host, and the new ones.
+    let each = set(HostLimits, json!({ "subsystem": DB, "bytes": 9, "burst_ms": 2000 }));
+    assert!(each.contains("host-limits = { bytes = 9, burst = \"2s\" }\n"), "{each}");
+    let text = edited(&each, MethodKind::Set, HostLimits, host("one", 7));
+    assert!(
+        text.contains("limits = { bytes = 9, burst = \"2s\", iops = 7 } }, # rack 1"),
+        "{text}"
+    );
+    // The text of a table stays one.
+    let table = "[[export]]\nname = \"a\"\nuri = \"ram:1m\"\nlisten = [\"nbd:/a\"]\n\n[export.limits] # x\niops = 5 # five\n";
+    let text = edited(table, MethodKind::Set, ExportLimits, json!({ "iops": 6, "bytes": 7 }));
+    assert!(text.ends_with("[export.limits] # x\niops = 6 # five\nbytes = 7\n"), "{text}");
+}
+
+#[test]
+fn limits_of_a_host_where_any_host_may_connect_forbid_no_other() {
+    let open = "nqn.2026-01.org.example:open";
+    let set = |text: &str, iops: u64| {
+        let host = json!({ "subsystem": open, "host": "nqn.2026-01.org.example:h", "iops": iops });
+        edited(text, MethodKind::Set, ConfigObject::HostLimits, host)
+    };
+    let text = set(TEXT, 5);
+    let entry = "allow-any-host = true\nallowed-hosts = [{ nqn = \"nqn.2026-01.org.example:h\", limits = { iops = 5 } }]\n";
+    assert_eq!(text, replaced(&[("allow-any-host = true\n", entry)]));
+    let config = TargetConfig::parse(&text).unwrap();
+    assert_eq!(config.subsystems[1].hosts, crate::target_config::HostsConfig::Any);
+    assert_eq!(config.subsystems[1].limits.hosts.len(), 1);
+    assert_eq!(set(&text, 0), TEXT);
+}
+
+#[test]
+fn limits_of_what_does_not_exist_are_refused_with_what_does() {
+    let refusal = |object: ConfigObject, parameters: Value| {
+        let method = TABLE.methods().find(|it| it.name == object.name()).unwrap();
+        let arguments = Arguments::validate(method, parameters.as_object().unwrap()).unwrap();
+        let edit = ConfigEdit { kind: MethodKind::Set, object, arguments };
+        edit.edit_text(TEXT, &[]).unwrap_err().message
+    };
+    let text = refusal(ConfigObject::SubsystemLimits, json!({ "iops": 5 }));
+    assert!(text.contains("no subsystem is named, expected") && text.contains(DB), "{text}");
+    let text = refusal(
+        ConfigObject::NamespaceLimits,
+        json!({ "subsystem": DB, "namespace": 9, "iops": 5 }),
+    );
+    assert_eq!(text, "set namespace_limits: no `9`, expected 1, 2 or 3");
+    let text = refusal(
+        ConfigObject::HostLimits,
+        json!({ "subsystem": DB, "host": "nqn.2026-01.org.example:new", "iops": 5 }),
+    );
+    assert!(text.contains("no `nqn.2026-01.org.example:new`, expected"), "{text}");
+    let text = refusal(ConfigObject::ExportLimits, json!({ "name": "x", "iops": 5 }));
+    assert!(text.starts_with("set export_limits: no `x`, expected"), "{text}");
+}
+
+#[test]
+fn hosts_and_demands_of_the_discovery_service_are_edited() {
+    let discovery = "nqn.2014-08.org.nvmexpress.discovery";
+    let set = json!({ "nqn": discovery, "authentication": "required" });
+    let host = json!({
+        "subsystem": discovery, "host": "nqn.2026-01.org.example:one", "dhchap": ["k"],
+    });
+    let text = edited(TEXT, MethodKind::Create, ConfigObject::Host, host);
+    let table = "\n[discovery]\nallowed-hosts = [{ nqn = \"nqn.2026-01.org.example:one\", dhchap = [\"k\"] }]\n";
+    assert!(text.contains(table), "{text}");
+    let demanding = edited(&text, MethodKind::Set, ConfigObject::Subsystem, set);
+    assert!(
+        demanding.contains("dhchap = [\"k\"] }]\nauthentication = \"required\"\n"),
+        "{demanding}"
+    );
+    assert!(TargetConfig::parse(&demanding).unwrap().discovery.authentication_required);
+    let unset = json!({ "nqn": discovery, "unset": ["authentication"] });
+    assert_eq!(edited(&demanding, MethodKind::Set, ConfigObject::Subsystem, unset), text);
+    let host = json!({ "subsystem": discovery, "host": "nqn.2026-01.org.example:one" });
+    let text = edited(&text, MethodKind::Delete, ConfigObject::Host, host);
+    assert!(!text.contains("discovery") && text.contains("# The end.\n"), "{text}");
+}

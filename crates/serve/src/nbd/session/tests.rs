@@ -1,24 +1,26 @@
 //! Session in simulated time: its waits for the client, for memory and for the device.
 
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use tenmil_base::{
-    ChannelWakeup, CompletionBatch, Instant, IoChannel, Limits, Request, Segment, Span,
+    ChannelWakeup, CompletionBatch, Instant, Interrupts, IoChannel, Limits, Request, Segment, Span,
+    WakeSource,
 };
 use tenmil_block::{Bdev, BdevOptions};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::RamDevice;
-use tenmil_linux::Clock;
+use tenmil_linux::poll_set::PollSet;
 use tenmil_linux::socket_stream::SocketStream;
+use tenmil_linux::{Clock, EventFdVectors};
 use tenmil_reactor::Poller;
 use tenmil_wire::nbd::{Command, RequestHeader};
 
-use super::{NEGOTIATION_TIMEOUT, Session, SessionParts};
+use super::{NEGOTIATION_TIMEOUT, SOCKET, Session, SessionParts, watch_channel};
 use crate::nbd::buffer_pool::BufferPool;
 use crate::nbd::connection::NegotiationStart;
 use crate::nbd::connection_memory::LARGE_BYTES;
@@ -26,6 +28,7 @@ use crate::nbd::export_set::{ExportSet, OfferedExports};
 use crate::nbd::exported_device::{ExportConfig, ExportedDevice};
 use crate::nbd::server::ConnectionMemoryLease;
 use crate::nbd::session_handle::{DisconnectReason, ExportEvent, SessionHandle};
+use crate::nbd::session_stream::READABLE;
 use crate::nbd::slow_query::SlowQueries;
 use crate::nbd::tests::client_messages::{encode_handshake, encode_request, encode_write};
 use crate::nbd::transfer_rate::WINDOW;
@@ -106,7 +109,7 @@ impl TestSession {
             description: String::new(),
             uri: "ram:16m".into(),
             device: &device,
-            limiter: None,
+            limits: tenmil_block::QosLimits::default(),
             is_read_only: false,
             allows_resize: false,
             regions: &regions,
@@ -358,4 +361,84 @@ fn slow_request_is_logged_with_stages_that_add_up() {
     write_slowly(20);
     assert_eq!(export.slow_io().log().next_command(), None, "it is faster");
     assert_eq!(export.slow_io().count(), 1);
+}
+
+/// Channel whose wake source is a set in a set, as of a stack of devices.
+struct DeepChannel {
+    event: EventFdVectors,
+    sets: Vec<PollSet>,
+}
+
+impl DeepChannel {
+    fn new(depth: usize) -> Self {
+        let event = EventFdVectors::new(1).unwrap();
+        let mut sets: Vec<PollSet> = Vec::new();
+        for _ in 0..depth {
+            let set = PollSet::new().unwrap();
+            match sets.last() {
+                Some(inner) => set.add(inner, 0, READABLE).unwrap(),
+                None => set.add(event.descriptor(0).unwrap(), 0, READABLE).unwrap(),
+            }
+            sets.push(set);
+        }
+        Self { event, sets }
+    }
+}
+
+impl ChannelWakeup for DeepChannel {
+    fn wake_source(&self) -> WakeSource<'_> {
+        WakeSource::Descriptor(match self.sets.last() {
+            Some(set) => set.as_fd(),
+            None => self.event.descriptor(0).unwrap(),
+        })
+    }
+}
+
+impl IoChannel for DeepChannel {
+    fn limits(&self) -> &Limits {
+        unreachable!("no request")
+    }
+
+    fn submit(&mut self, _: Instant, _: &[Request], _: &[Segment]) -> usize {
+        unreachable!("no request")
+    }
+
+    fn poll(&mut self, _: Instant, _: &mut CompletionBatch) -> usize {
+        unreachable!("no request")
+    }
+}
+
+#[test]
+fn channel_of_a_deep_stack_is_polled_and_the_socket_still_waited_for() {
+    let is_watched = |depth: usize, has_reactor: bool| {
+        let mut channel = DeepChannel::new(depth);
+        let (reactor, watch) = (PollSet::new().unwrap(), PollSet::new().unwrap());
+        let mut socket = EventFdVectors::new(1).unwrap();
+        watch.add(socket.descriptor(0).unwrap(), SOCKET, READABLE).unwrap();
+        if has_reactor {
+            reactor.add(&watch, 0, READABLE).unwrap();
+        }
+        let is_watched = watch_channel(&watch, &channel).unwrap();
+        if !has_reactor {
+            // It is never too deep for the reactor.
+            reactor.add(&watch, 0, READABLE).unwrap();
+        }
+        let mut found = Vec::new();
+        channel.event.raise(0);
+        reactor.wait(Some(Span::default()), &mut found).unwrap();
+        assert_eq!(!found.is_empty(), is_watched, "{depth} sets");
+        socket.raise(0);
+        reactor.wait(Some(Span::default()), &mut found).unwrap();
+        assert_eq!(found.len(), 1, "{depth} sets");
+        is_watched
+    };
+    for depth in 0..=5 {
+        // With one export the reactor comes last, with several it is there when one is selected.
+        let found = [false, true].map(|has_reactor| is_watched(depth, has_reactor));
+        match depth {
+            0..=2 => assert_eq!(found, [true; 2], "{depth} sets"),
+            3 => {}
+            _ => assert_eq!(found, [false; 2], "{depth} sets"),
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenmil_base::{BlockDevice, Operation, Span};
-use tenmil_block::{Bdev, BdevOptions, QosLimiter, QosLimits, RateLimit};
+use tenmil_block::{Bdev, BdevOptions, QosLimits, RateLimit};
 use tenmil_dma::RegionTable;
 use tenmil_drivers::{FileDevice, FileDeviceOptions, NullDevice, RamDevice};
 use tenmil_linux::file_engine::EngineChoice;
@@ -57,15 +57,14 @@ fn start_server_with_device(
     let regions = RegionTable::new(16);
     let directory = tempfile::tempdir().unwrap();
     let medium = open(&regions, directory.path());
-    let limiter = QosLimiter::new(QosLimits::default());
-    let options = BdevOptions { limiter: Some(limiter.clone()), ..BdevOptions::new(clock, 1) };
+    let options = BdevOptions::new(clock, 1);
     let device = Bdev::new("ram0", medium, options).unwrap();
     let exported_device = ExportedDevice::new(ExportConfig {
         name: "disk".into(),
         description: String::new(),
         uri: "ram:4m".into(),
         device: &device,
-        limiter: Some(limiter),
+        limits: QosLimits::default(),
         is_read_only: false,
         allows_resize,
         regions: &regions,
@@ -321,7 +320,7 @@ fn rate_limit_applies_as_soon_as_it_is_set() {
     let clock = house.clock;
     let rate = |iops| RateLimit { iops: std::num::NonZeroU64::new(iops), bytes: None };
     let limits = QosLimits { total: rate(200), ..QosLimits::default() };
-    assert!(house.exported_device.set_qos_limits(clock.now(), limits));
+    house.exported_device.set_qos_limits(clock.now(), limits);
     assert_eq!(house.exported_device.qos_limits(), limits);
     let timed = |stream: &mut UnixStream| {
         let began = clock.now();
@@ -333,7 +332,9 @@ fn rate_limit_applies_as_soon_as_it_is_set() {
     let limited = timed(&mut stream);
     // The limiter permits a burst.
     assert!(limited >= Span::from_ms(100), "{limited}");
-    assert!(house.exported_device.set_qos_limits(clock.now(), QosLimits::default()));
+    let stats = house.exported_device.io_stats();
+    assert!(stats.limited > 0 && stats.limit_wait >= Span::from_ms(50), "{stats:?}");
+    house.exported_device.set_qos_limits(clock.now(), QosLimits::default());
     let free = timed(&mut stream);
     assert!(free < limited, "{free}");
 }
@@ -343,11 +344,8 @@ fn disconnected_client_receives_outstanding_replies_first() {
     let house = start_server(PollMode::Adaptive, 4);
     let mut stream = connect_and_select_export(&house);
     let rate = RateLimit { iops: std::num::NonZeroU64::new(10), bytes: None };
-    assert!(
-        house
-            .exported_device
-            .set_qos_limits(house.clock.now(), QosLimits { total: rate, ..QosLimits::default() })
-    );
+    let limits = QosLimits { total: rate, ..QosLimits::default() };
+    house.exported_device.set_qos_limits(house.clock.now(), limits);
     let reads = 35;
     for cookie in 0..reads {
         stream.write_all(&encode_request(Command::READ, cookie, 0, 512)).unwrap();

@@ -55,17 +55,6 @@ impl NbdTlsArguments {
         self.nbd_tls_certificate.is_some() || self.nbd_tls_psk.is_some()
     }
 
-    /// Files that are read, and read again at a reload.
-    pub(in crate::commands::serve) fn files(&self) -> Vec<&Path> {
-        let files = [
-            &self.nbd_tls_certificate,
-            &self.nbd_tls_key,
-            &self.nbd_tls_client_ca,
-            &self.nbd_tls_psk,
-        ];
-        files.into_iter().filter_map(|file| file.as_deref()).collect()
-    }
-
     /// Whether a client that uses TLS has proved that it may.
     pub(super) fn authenticates_clients(&self) -> bool {
         let has_open_certificate =

@@ -120,6 +120,7 @@ fn exports_of_arguments(
             Error::usage(text).with_hint("without it the names are the URIs; or use --config")
         );
     }
+    let total = RateLimit { iops: arguments.limit_iops, bytes: arguments.limit_bytes };
     let export = |uri: &Uri| ExportConfig {
         name: arguments.export_name.clone().unwrap_or_else(|| uri.to_string()),
         uri: uri.clone(),
@@ -128,6 +129,7 @@ fn exports_of_arguments(
         allows_resize: arguments.allow_resize,
         allows_remote_write: arguments.allow_remote_write,
         listeners: clients.to_vec(),
+        limits: QosLimits { total, ..QosLimits::default() },
     };
     Ok(uris.iter().map(export).collect())
 }

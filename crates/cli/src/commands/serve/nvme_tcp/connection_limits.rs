@@ -38,6 +38,7 @@ pub(super) fn service_limits(
         memory_bytes: requested.memory_bytes.unwrap_or(usual.memory_bytes),
         connections_max,
         admission: Some(admission),
+        fair_depth: said.fair_depth.unwrap_or(usual.fair_depth),
         ..usual
     })
 }

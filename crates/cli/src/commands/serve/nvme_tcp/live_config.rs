@@ -13,6 +13,7 @@ mod closing_devices;
 mod disk_identity;
 mod live_exports;
 mod live_subsystem;
+mod reopened_devices;
 mod security;
 mod shared_devices;
 
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use tenmil_base::{BlockDevice, Error};
-use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, DeviceControl, Opener, QosLimiter};
+use tenmil_block::{Bdev, BdevDescriptor, BdevOptions, Claim, DeviceControl, Opener};
 use tenmil_dma::RegionTable;
 use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
@@ -189,6 +190,17 @@ impl LiveConfig {
         named.or_else(|| tenmil_keyring::default_path().ok()).filter(|path| path.is_dir())
     }
 
+    /// Whether NBD clients may use TLS.
+    pub(super) fn has_nbd_tls(&self) -> bool {
+        self.configuration.as_ref().is_some_and(|config| config.nbd.has_tls())
+    }
+
+    /// Reads the certificate and the keys of NBD again. An error leaves the former ones.
+    pub(super) fn reload_nbd_tls(&self) -> Result<(), Error> {
+        let Some(config) = &self.configuration else { return Ok(()) };
+        self.exports.reload_tls(&config.nbd)
+    }
+
     /// Applies a new configuration and returns the changes. An error leaves everything as it was.
     pub(super) fn apply_config(
         &mut self,
@@ -207,13 +219,22 @@ impl LiveConfig {
         let ConfigWithText { config: requested, text } = requested;
         // Devices of the configuration have the keys of its keyring.
         security::set_keyring_of_devices(Some(&requested));
+        let has_released = self.release_read_only_devices(&requested);
         let prepared = tenmil_linux::storage_file::create_files_if_ok(|| {
             let prepared = self.prepare(&requested)?;
             let refuse = |refused| ApplyError { refused, line: UNKNOWN_LINE, key: "" };
             Ok::<_, ApplyError>((prepared, save().map_err(refuse)?))
         });
-        let (prepared, warning) = prepared
-            .inspect_err(|_| security::set_keyring_of_devices(self.configuration.as_ref()))?;
+        let (prepared, warning) = match prepared {
+            Ok(prepared) => prepared,
+            Err(unfit) => {
+                security::set_keyring_of_devices(self.configuration.as_ref());
+                if has_released {
+                    self.restore_released_devices();
+                }
+                return Err(unfit);
+            }
+        };
         self.text = text;
         let mut changes = self.commit(requested, prepared);
         changes.failed.extend(warning);
@@ -288,7 +309,7 @@ impl LiveConfig {
                 exported.filter(|it| namespace.is_read_only || !it.requested.is_read_only);
             let served = match open.or(exported) {
                 Some(open) => LiveNamespace { requested: namespace.clone(), ..open.clone() },
-                None => self.open_device(namespace, "nvme-tcp", None)?,
+                None => self.open_device(namespace, "nvme-tcp")?,
             };
             let state = self.context.state.as_ref();
             // A continuing namespace has its reservation keeper already; a new one is checked with its
@@ -310,12 +331,11 @@ impl LiveConfig {
         self.subsystems.iter().find(|stood| stood.requested.nqn == nqn)
     }
 
-    /// Opens the device of a namespace, or of an export with this limiter, and claims it for `holder`.
+    /// Opens the device of a namespace or of an export, and claims it for `holder`.
     fn open_device(
         &self,
         requested: &target_config::NamespaceConfig,
         holder: &str,
-        limiter: Option<QosLimiter>,
     ) -> Result<LiveNamespace, ApplyError> {
         let TargetContext { regions, clock, .. } = &self.context;
         let more = [tenmil::KINDS, &[(target_config::SCHEME, &self.shared)]].concat();
@@ -332,7 +352,7 @@ impl LiveConfig {
         // controller measures the time of commands, so the block layer need not.
         let depth = ServiceLimits::default().queue_entries.into();
         let timing = holder != "nvme-tcp";
-        let options = BdevOptions { depth, timing, limiter, ..BdevOptions::new(*clock, 1) };
+        let options = BdevOptions { depth, timing, ..BdevOptions::new(*clock, 1) };
         let device = Bdev::new(&uri.to_string(), opened.medium, options).map_err(refuse)?;
         let claim = if requested.is_read_only { Claim::ReadShared } else { Claim::WriteOnce };
         let descriptor = device.open(claim, holder).map_err(|why| ApplyError {
@@ -399,17 +419,11 @@ impl LiveConfig {
         }
         // Those of exports, too, until they are replaced.
         let exported_before: Vec<LiveNamespace> = self.exports.devices().cloned().collect();
-        self.exports.commit(exports, &self.context, &mut changes);
+        let before = self.configuration.as_ref().map(|before| before.slow_io);
+        let slow_io = (requested.slow_io, before != Some(requested.slow_io));
+        self.exports.commit(exports, slow_io, &self.context, &mut changes);
+        self.publish_controls(&subsystems);
         let of_exports = || self.exports.devices();
-        let served = subsystems.iter().flat_map(|stood| &stood.namespaces).chain(of_exports());
-        let mut hands: Vec<DeviceControl> = Vec::new();
-        for hand in served.flat_map(|one| &one.handles) {
-            // Several namespaces may share one device.
-            if !hands.iter().any(|known| known.is_same(hand)) {
-                hands.push(hand.clone());
-            }
-        }
-        self.context.devices.replace_controls(hands);
         // Devices that no namespace uses any more are closed later, off the reactors.
         let before = self.subsystems.iter().flat_map(|stood| &stood.namespaces);
         let mut gone: Vec<Arc<BdevDescriptor>> = Vec::new();
@@ -427,6 +441,19 @@ impl LiveConfig {
         self.discovery = discovery;
         self.publish();
         changes
+    }
+
+    /// Publishes the controls of the devices of these subsystems and of the exports for RPC clients.
+    fn publish_controls(&self, subsystems: &[LiveSubsystem]) {
+        let namespaces = subsystems.iter().flat_map(|stood| &stood.namespaces);
+        let mut hands: Vec<DeviceControl> = Vec::new();
+        for hand in namespaces.chain(self.exports.devices()).flat_map(|one| &one.handles) {
+            // Several namespaces may share one device.
+            if !hands.iter().any(|known| known.is_same(hand)) {
+                hands.push(hand.clone());
+            }
+        }
+        self.context.devices.replace_controls(hands);
     }
 
     /// Publishes the configuration for RPC clients.

@@ -10,9 +10,13 @@ use tenmil_serve::nbd::ExportedDevice;
 use tenmil_serve::tcp::PortSecurity;
 
 use super::live_config::{LiveConfig, LiveNamespace, LiveSubsystem};
+use crate::commands::serve::ServeArguments;
 
 /// The ready message: the listen addresses and, per namespace, the commands that connect to it.
-pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
+pub(super) fn ready_message(arguments: &ServeArguments, standing: &LiveConfig) -> String {
+    if let Some(message) = single_export_message(arguments, standing) {
+        return message;
+    }
     let listens = standing.addresses().map(|address| format!("tcp://{address}"));
     let listens: Vec<String> =
         listens.chain(standing.exports().listeners().map(ToString::to_string)).collect();
@@ -32,7 +36,7 @@ pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
                 })
                 .collect()
         };
-    if is_json {
+    if arguments.json {
         let namespace = |(nqn, stood, served): (String, &LiveSubsystem, &LiveNamespace)| {
             let limits = served.descriptor().limits();
             let ways = ways(&nqn, stood, served);
@@ -79,6 +83,37 @@ pub(super) fn ready_message(is_json: bool, standing: &LiveConfig) -> String {
         }
     }
     text
+}
+
+/// The message of a server that exports one device over NBD, by arguments: one line, and as JSON the export
+/// itself. Its clients use the empty name.
+fn single_export_message(arguments: &ServeArguments, standing: &LiveConfig) -> Option<String> {
+    let mut exports = standing.exports().exports();
+    let (Some((served, listeners)), None) = (exports.next(), exports.next()) else { return None };
+    if arguments.config.is_some() || standing.addresses().next().is_some() {
+        return None;
+    }
+    let listens: Vec<String> = listeners.iter().map(ToString::to_string).collect();
+    if !arguments.json {
+        return Some(format!("ready {}\n", listens.join(" ")));
+    }
+    let connect = |listener: &&NbdListener| {
+        let uri = listener.uri_of("");
+        uri.strip_suffix('/').map(str::to_owned).unwrap_or(uri)
+    };
+    let export = served.export();
+    let line = json!({
+        "ready": true,
+        "listen": listens,
+        "connect": listeners.iter().map(connect).collect::<Vec<_>>(),
+        "uri": served.uri(),
+        "name": export.name(),
+        "description": export.description(),
+        "size_bytes": export.size_bytes(),
+        "block_size": export.block_size(),
+        "read_only": export.is_read_only(),
+    });
+    Some(format!("{line}\n"))
 }
 
 /// What a connection needs.

@@ -21,6 +21,7 @@ use tenmil_rpc::{
 };
 
 use super::{AppliedChanges, ConfigWithText, LiveConfig, check_fixed_settings, security};
+use crate::commands::serve::event_log;
 
 impl LiveConfig {
     /// Executes a request other than a reload, answers it and emits its event.
@@ -32,23 +33,12 @@ impl LiveConfig {
         let before = self.context.published.served();
         let action = request.action.name();
         let done = self.change(&request.action);
-        match &done {
-            Ok(change) if !change.difference.is_empty() => {
-                tracing::info!("{}: {action}: {}", request.client, change.difference.join("; "));
-            }
-            Ok(_) => {}
-            Err(refused) => {
-                tracing::info!(
-                    cause = "configuration-change-refused",
-                    "{}: nothing is changed: {}",
-                    request.client,
-                    refused.message
-                );
-            }
-        }
-        for failed in done.iter().flat_map(|change| &change.failed) {
-            tracing::warn!(cause = %failed, "{action}: {failed}");
-        }
+        let file = self.context.file.as_ref().map(|path| path.display().to_string());
+        event_log::log_configuration_change(
+            (&request.client, &action),
+            file.as_deref(),
+            done.as_ref(),
+        );
         let after = self.context.published.served();
         let served = [before.as_deref(), after.as_deref()];
         request.answer(done.as_ref().map_err(RpcError::clone), served, events);

@@ -4,7 +4,12 @@
 //! reference may belong to a connection on a reactor, which must not block. So a removed device stays
 //! here until all other references are gone, and is closed by the caller's thread.
 
+use tenmil_base::Span;
 use tenmil_block::Bdev;
+use tenmil_linux::Clock;
+
+/// Interval between checks of what a caller waits for.
+const CHECK_INTERVAL: Span = Span::from_ms(2);
 
 /// Removed devices that wait to be closed.
 #[derive(Default)]
@@ -31,6 +36,18 @@ impl ClosingDevices {
                 place.device.list_holders().is_empty() && place.device.open_channel_count() == 0;
             !(was_free && place.is_free)
         });
+    }
+
+    /// Closes devices until none is left, or the time has passed.
+    pub(super) fn close_within(&mut self, clock: &Clock, time: Span) {
+        let until = clock.now().after(time);
+        loop {
+            self.close_unused();
+            if self.0.is_empty() || clock.now() >= until {
+                return;
+            }
+            tenmil_linux::named_thread::sleep(CHECK_INTERVAL);
+        }
     }
 }
 

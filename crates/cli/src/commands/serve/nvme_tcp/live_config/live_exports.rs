@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use tenmil_base::Error;
-use tenmil_block::{QosLimiter, QosLimits, RateLimit};
+use tenmil_base::{Error, Span};
+use tenmil_block::Bdev;
 use tenmil_linux::socket_stream::StreamListener;
 use tenmil_reactor::Registry;
 use tenmil_rpc::NbdExports;
@@ -31,8 +31,6 @@ pub(in crate::commands::serve::nvme_tcp) struct LiveExports {
 /// What exports need of the process.
 pub(in crate::commands::serve::nvme_tcp) struct ExportContext {
     pub(in crate::commands::serve::nvme_tcp) reactors: Arc<Registry>,
-    /// Limits of `--limit-iops` and `--limit-bytes`.
-    pub(in crate::commands::serve::nvme_tcp) total: RateLimit,
     /// Exports that RPC clients can query and change.
     pub(in crate::commands::serve::nvme_tcp) published: NbdExports,
 }
@@ -94,6 +92,24 @@ impl LiveExports {
         &self,
     ) -> impl Iterator<Item = &LiveNamespace> {
         self.exports.iter().map(|export| &export.opened)
+    }
+
+    /// Removes the exports whose device is open for reading only and that `requested` has for writing. Returns
+    /// their devices.
+    pub(super) fn release_read_only(&mut self, requested: &TargetConfig) -> Vec<Bdev> {
+        let is_it = |export: &LiveExport| {
+            let becomes_writable =
+                |one: &ExportConfig| one.uri == export.requested.uri && !one.is_read_only;
+            export.opened.descriptor.claim().is_read_only()
+                && requested.exports.iter().any(becomes_writable)
+        };
+        let (gone, stays): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.exports).into_iter().partition(is_it);
+        self.exports = stays;
+        if let Some(server) = &mut self.server {
+            gone.iter().for_each(|export| _ = server.remove_export(&export.requested.name));
+        }
+        gone.into_iter().map(|export| export.opened.device).collect()
     }
 
     /// Next event of an export.
@@ -198,10 +214,8 @@ impl LiveExports {
             );
             return Err(refuse(Error::usage(text)));
         }
-        let limiter =
-            QosLimiter::new(QosLimits { total: live.context.nbd.total, ..QosLimits::default() });
-        let (opened, limiter, is_shared) = match shared.or_else(|| self.find_open(&requested.uri)) {
-            Some(open) => (open.clone(), None, true),
+        let (opened, is_shared) = match shared.or_else(|| self.find_open(&requested.uri)) {
+            Some(open) => (open.clone(), true),
             None => {
                 let namespace = NamespaceConfig {
                     nsid: 0,
@@ -212,8 +226,7 @@ impl LiveExports {
                     ana_group: 1,
                     slow_io: None,
                 };
-                let opened = live.open_device(&namespace, "nbd", Some(limiter.clone()))?;
-                (opened, Some(limiter), false)
+                (live.open_device(&namespace, "nbd")?, false)
             }
         };
         let descriptor = opened.descriptor.open_with_same_claim().map_err(refuse)?;
@@ -222,21 +235,30 @@ impl LiveExports {
             description: opened.description.clone(),
             uri: requested.uri.to_string(),
             device: &opened.device,
-            limiter,
+            limits: requested.limits,
             is_read_only: requested.is_read_only,
             allows_resize: requested.allows_resize,
             regions: &live.context.regions,
         };
-        let served =
-            ExportedDevice::from_descriptor(config, Arc::new(descriptor)).map_err(refuse)?;
+        let served = ExportedDevice::from_descriptor(config, descriptor).map_err(refuse)?;
         let served = if is_shared { served.with_own_counters() } else { served };
         Ok(LiveExport { requested: requested.clone(), opened, served: Arc::new(served) })
     }
 
-    /// Publishes the prepared objects and removes the old ones.
+    /// Reads the certificate and the keys again.
+    pub(super) fn reload_tls(&self, nbd: &NbdConfig) -> Result<(), Error> {
+        match (&self.server, load_tls(nbd)?) {
+            (Some(server), Some(tls)) => server.replace_tls(&tls),
+            _ => Ok(()),
+        }
+    }
+
+    /// Publishes the prepared objects and removes the old ones. `slow_io` is the time from which requests are
+    /// logged, and whether it has changed.
     pub(super) fn commit(
         &mut self,
         prepared: PreparedExports,
+        (slow_io, is_other_time): (Option<Span>, bool),
         context: &TargetContext,
         changes: &mut AppliedChanges,
     ) {
@@ -274,6 +296,14 @@ impl LiveExports {
                         changes
                             .add_change(format!("changes listeners of {}", export.requested.name));
                     }
+                    if before.requested.limits != export.requested.limits {
+                        let (now, limits) = (context.clock.now(), export.requested.limits);
+                        export.served.set_qos_limits(now, limits);
+                        changes.add_change(format!(
+                            "changes rate limits of {}",
+                            export.requested.name
+                        ));
+                    }
                 }
                 None => match server.add_export(Arc::clone(&export.served), numbers(export)) {
                     Ok(()) => changes.add_change(format!(
@@ -284,6 +314,13 @@ impl LiveExports {
                         .add_failure(format!("cannot export {}: {why}", export.requested.name)),
                 },
             }
+        }
+        let new = |export: &LiveExport| {
+            !self.exports.iter().any(|old| Arc::ptr_eq(&old.served, &export.served))
+        };
+        // Clients may have set another time for one that stays.
+        for export in exports.iter().filter(|export| is_other_time || new(export)) {
+            export.served.slow_io().set_threshold(slow_io);
         }
         for (socket, listener) in listen_sockets {
             let LiveNbdListener { bound, number, .. } = listener;

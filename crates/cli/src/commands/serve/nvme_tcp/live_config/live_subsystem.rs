@@ -77,7 +77,6 @@ impl LiveSubsystem {
         requested: &target_config::SubsystemConfig,
     ) -> bool {
         self.requested.serial == requested.serial
-            && self.requested.ana_group_count() == requested.ana_group_count()
     }
 
     /// Whether it is the same subsystem as `before` from the hosts' point of view.
@@ -333,7 +332,8 @@ pub(super) fn new_subsystem(
     let config = SubsystemConfig {
         nqn: requested.nqn.clone(),
         model: "tenmil target".to_owned(),
-        ana_groups: requested.ana_group_count(),
+        // As Linux's target: hosts learn of ANA at Identify only, so a state that is set later finds it there.
+        ana_groups: target_config::ANA_GROUP_MAX,
         ..SubsystemConfig::new(
             requested.serial.as_deref().unwrap_or(&serial_number(&requested.nqn)),
             Vec::new(),
