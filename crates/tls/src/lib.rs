@@ -1,4 +1,4 @@
-//! TLS 1.3 for NVMe/TCP and NBD: a session as a state machine, and a stream over a stream.
+//! TLS 1.3 for NVMe/TCP, NBD and the control API: a session as a state machine, and a stream over a stream.
 //!
 //! ```text
 //!   owner ─ plaintext ─► TlsStream ─► TlsSession ─► s2n-tls until the handshake has ended
@@ -12,6 +12,8 @@
 //! - [`TlsSession`] has neither socket nor clock nor threads: encrypted bytes come from and go to a
 //!   [`CipherIo`], and the owner decides how long a handshake may take.
 //! - [`PskSource`] finds the keys of a server when a client names one; a client has a list of [`Psk`].
+//!   With certificates, a client verifies that of the server, and a server those of its clients if it has
+//!   an authority for them.
 //!
 //! Two cipher suites are accepted, TLS_AES_128_GCM_SHA256 and TLS_AES_256_GCM_SHA384, with a
 //! pre-shared key and an ephemeral key exchange (`psk_dhe_ke`), so that a key that becomes known later
@@ -65,6 +67,6 @@ pub use error::TlsError;
 pub use psk::{Psk, PskSource};
 pub use record::RecordViolation;
 pub use record_layer::Plaintext;
-pub use session::{ClientConfig, ServerConfig, TlsSession};
+pub use session::{ClientCertificate, ClientConfig, ServerConfig, TlsSession};
 pub use stream::TlsStream;
 pub use suite::CipherSuite;

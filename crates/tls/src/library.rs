@@ -203,6 +203,13 @@ impl Config {
         })
     }
 
+    /// Sends the added certificate to a server that requests one.
+    pub(crate) fn offer_client_certificate(&mut self) -> Result<(), LibraryError> {
+        let optional = s2n::s2n_cert_auth_type::OPTIONAL;
+        // SAFETY: the configuration is exclusively owned.
+        check(unsafe { s2n::s2n_config_set_client_auth_type(self.raw.as_ptr(), optional) })
+    }
+
     /// Trusts these certificate authorities, in PEM.
     pub(crate) fn trust(&mut self, ca_pem: &[u8]) -> Result<(), LibraryError> {
         let pem = CString::new(ca_pem)
@@ -278,6 +285,12 @@ impl Connection {
         check(unsafe { s2n::s2n_psk_set_hmac(psk_raw, hash) })?;
         // SAFETY: both are exclusively owned; the key is copied.
         check(unsafe { s2n::s2n_connection_append_psk(self.raw.as_ptr(), psk_raw) })
+    }
+
+    /// Name or address that the certificate of the server has to be for.
+    pub(crate) fn set_server_name(&mut self, name: &CStr) -> Result<(), LibraryError> {
+        // SAFETY: the connection is exclusively owned; the string ends with a null byte, and is copied.
+        check(unsafe { s2n::s2n_set_server_name(self.raw.as_ptr(), name.as_ptr()) })
     }
 
     /// Encrypted bytes that are to be received before those of the stream.

@@ -9,6 +9,7 @@
 //! A session has no clock and no threads. The owner calls it when bytes have arrived, and ends it if the
 //! handshake takes too long.
 
+use std::ffi::CString;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
@@ -37,7 +38,25 @@ pub struct ServerConfig {
 /// Configuration of the client side.
 #[derive(Clone, Debug)]
 pub struct ClientConfig {
-    psks: Arc<[Psk]>,
+    authentication: ClientAuthentication,
+}
+
+/// How client and server authenticate each other.
+#[derive(Clone, Debug)]
+enum ClientAuthentication {
+    /// Both with one of these pre-shared keys.
+    Psks(Arc<[Psk]>),
+    /// The server with a certificate for this name, and the client with its own if that is requested.
+    Certificates { config: Arc<Config>, server_name: CString },
+}
+
+/// Certificate chain and private key of a client, in PEM.
+#[derive(Clone, Copy)]
+pub struct ClientCertificate<'a> {
+    /// The client's certificate, and those up to its authority.
+    pub chain_pem: &'a [u8],
+    /// Private key of the first.
+    pub key_pem: &'a [u8],
 }
 
 /// TLS session of one connection.
@@ -120,11 +139,35 @@ impl ClientConfig {
         if offered.is_empty() {
             return Err(TlsError::Config("TLS: no pre-shared key, expected at least one".into()));
         }
-        Ok(Self { psks: offered.into() })
+        Ok(Self { authentication: ClientAuthentication::Psks(offered.into()) })
     }
 
-    fn identities(&self) -> Vec<Vec<u8>> {
-        self.psks.iter().map(|psk| psk.identity.clone()).collect()
+    /// The server has to have a certificate for `server_name`, a host name or an IP address, which an
+    /// authority of `ca_pem` has signed. The client sends `own` if the server requests a certificate.
+    ///
+    /// # Errors
+    ///
+    /// If a certificate or the private key is not usable.
+    pub fn with_certificates(
+        ca_pem: &[u8],
+        server_name: &str,
+        own: Option<ClientCertificate<'_>>,
+    ) -> Result<Self, TlsError> {
+        let server_name = CString::new(server_name).map_err(|_| {
+            TlsError::Config("TLS: the name of the server contains a null byte".into())
+        })?;
+        let mut config = Config::new().map_err(|error| config_error("configuration", &error))?;
+        config
+            .trust(ca_pem)
+            .map_err(|error| config_error("certificate authority of the server", &error))?;
+        if let Some(ClientCertificate { chain_pem, key_pem }) = own {
+            config
+                .add_certificate(chain_pem, key_pem)
+                .and_then(|()| config.offer_client_certificate())
+                .map_err(|error| config_error("client certificate and its private key", &error))?;
+        }
+        let config = Arc::new(config);
+        Ok(Self { authentication: ClientAuthentication::Certificates { config, server_name } })
     }
 }
 
@@ -147,11 +190,24 @@ impl TlsSession {
     ///
     /// If a key is not usable, or the library is out of memory.
     pub fn client(config: &ClientConfig) -> Result<Self, TlsError> {
-        let mut connection =
-            Connection::new(Side::Client, &psk_config()?).map_err(handshake_error)?;
-        for psk in config.psks.iter() {
-            connection.append_psk(psk).map_err(|error| config_error("pre-shared key", &error))?;
-        }
+        let connection = match &config.authentication {
+            ClientAuthentication::Psks(psks) => {
+                let connection = Connection::new(Side::Client, &psk_config()?);
+                let mut connection = connection.map_err(handshake_error)?;
+                for psk in psks.iter() {
+                    let appended = connection.append_psk(psk);
+                    appended.map_err(|error| config_error("pre-shared key", &error))?;
+                }
+                connection
+            }
+            ClientAuthentication::Certificates { config, server_name } => {
+                let connection = Connection::new(Side::Client, config);
+                let mut connection = connection.map_err(handshake_error)?;
+                let named = connection.set_server_name(server_name);
+                named.map_err(|error| config_error("name of the server", &error))?;
+                connection
+            }
+        };
         let role = Role::Client(config.clone());
         Ok(Self { phase: Phase::Handshake(connection), role, channel: None })
     }
@@ -400,9 +456,13 @@ impl Role {
             Self::Server { selected, .. } => {
                 selected.as_ref().is_none_or(|(selected, _)| Some(selected) == identity.as_ref())
             }
-            Self::Client(config) => identity
-                .as_ref()
-                .is_some_and(|used| config.psks.iter().any(|psk| psk.identity == *used)),
+            Self::Client(ClientConfig { authentication }) => match authentication {
+                ClientAuthentication::Psks(psks) => identity
+                    .as_ref()
+                    .is_some_and(|used| psks.iter().any(|psk| psk.identity == *used)),
+                // The library has verified the certificate.
+                ClientAuthentication::Certificates { .. } => identity.is_none(),
+            },
         };
         if !expected {
             return not_permitted("the pre-shared key was not used".into());
@@ -419,8 +479,12 @@ impl Role {
         let alert = connection.alert().map(Alert).filter(|alert| alert.0 != 0);
         let refused = alert.is_none_or(Alert::refuses_key);
         match (self, alert) {
-            (Self::Client(config), alert) if refused => {
-                TlsError::KeyRefused { alert, identities: config.identities() }
+            (
+                Self::Client(ClientConfig { authentication: ClientAuthentication::Psks(psks) }),
+                alert,
+            ) if refused => {
+                let identities = psks.iter().map(|psk| psk.identity.clone()).collect();
+                TlsError::KeyRefused { alert, identities }
             }
             (_, Some(alert)) => TlsError::PeerAlert(alert),
             (_, None) => TlsError::ClosedInHandshake,
@@ -458,6 +522,12 @@ impl fmt::Debug for ServerConfig {
             .field("has_psks", &self.psks.is_some())
             .field("has_certificate", &self.has_certificate)
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for ClientCertificate<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("ClientCertificate").finish_non_exhaustive()
     }
 }
 
