@@ -103,6 +103,7 @@ mod step_timer;
 pub mod storage_file;
 mod sync;
 pub mod tc_flower;
+pub mod tcp_connection;
 mod thread_engine;
 mod thread_flags;
 pub mod thread_pool;

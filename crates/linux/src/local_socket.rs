@@ -339,26 +339,31 @@ impl LocalConnection {
 
     /// Waits up to `timeout` until data can be received. Returns whether it can.
     pub fn wait_to_receive(&self, timeout: Span) -> io::Result<bool> {
-        self.wait_for_poll_flags(PollFlags::IN, timeout)
+        wait_for_poll_flags(self.stream.as_fd(), PollFlags::IN, timeout)
     }
 
     /// Waits up to `timeout` until data can be sent, or the peer has closed. Returns whether so.
     pub fn wait_to_send(&self, timeout: Span) -> io::Result<bool> {
-        self.wait_for_poll_flags(PollFlags::OUT, timeout)
+        wait_for_poll_flags(self.stream.as_fd(), PollFlags::OUT, timeout)
     }
+}
 
-    fn wait_for_poll_flags(&self, flags: PollFlags, timeout: Span) -> io::Result<bool> {
-        let mut entries = [PollFd::new(&self.stream, flags)];
-        let timeout = Timespec {
-            tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
-            tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
-        };
-        match poll(&mut entries, Some(&timeout)) {
-            Ok(count) => Ok(count > 0),
-            // Interrupted by a signal handler: a spurious return.
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(errno) => Err(errno.into()),
-        }
+/// Waits up to `timeout` for one of `flags`. Returns whether one is set.
+pub(crate) fn wait_for_poll_flags(
+    socket: BorrowedFd<'_>,
+    flags: PollFlags,
+    timeout: Span,
+) -> io::Result<bool> {
+    let mut entries = [PollFd::new(&socket, flags)];
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
+        tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
+    };
+    match poll(&mut entries, Some(&timeout)) {
+        Ok(count) => Ok(count > 0),
+        // Interrupted by a signal handler: a spurious return.
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -1,19 +1,24 @@
-//! Client side of the control socket. Every wait has a timeout.
+//! Client side of the control API, over a Unix socket or TCP. Every wait has a timeout.
 //!
 //! Requests are sent one after the other on one connection, which is opened again if the process has
 //! closed it meanwhile. Events have a connection of their own.
 
+mod connection;
+mod endpoint;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 use tenmil_base::{Instant, Span};
 use tenmil_linux::Clock;
-use tenmil_linux::local_socket::{LocalConnection, RecvResult};
+use tenmil_linux::local_socket::RecvResult;
 
+use self::connection::ClientConnection;
+pub use self::endpoint::{ControlEndpoint, HttpCredentials};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 use crate::http_response::{EventStreamParser, ResponseHead, ResponseParser};
 use crate::method::{MethodKind, MethodRegistry};
@@ -24,10 +29,10 @@ use crate::strict_json;
 /// Connection to a running process.
 #[derive(Debug)]
 pub struct RpcClient {
-    path: PathBuf,
+    endpoint: ControlEndpoint,
     routes: Routes,
     /// Connection without a request in progress.
-    connection: Option<LocalConnection>,
+    connection: Option<ClientConnection>,
     events: Option<Box<EventConnection>>,
     clock: Clock,
 }
@@ -44,7 +49,7 @@ enum Routes {
 /// Connection that receives events.
 #[derive(Debug)]
 struct EventConnection {
-    connection: LocalConnection,
+    connection: ClientConnection,
     response: ResponseParser,
     stream: EventStreamParser,
     events: VecDeque<Value>,
@@ -55,13 +60,19 @@ static PROGRAM_ROUTES: LazyLock<RouteTable> = LazyLock::new(|| RouteTable::new(&
 impl RpcClient {
     /// Connects to the process that listens at `path`.
     pub fn connect(path: &Path, time_limit: Span) -> Result<Self, RpcError> {
-        let connection = connect_socket(path, time_limit)?;
+        Self::connect_to(&ControlEndpoint::Socket(path.to_owned()), time_limit)
+    }
+
+    /// Connects to the process at `endpoint`.
+    pub fn connect_to(endpoint: &ControlEndpoint, time_limit: Span) -> Result<Self, RpcError> {
+        let clock = crate::event::event_clock();
+        let connection = ClientConnection::connect(endpoint, clock, clock.now().after(time_limit))?;
         Ok(Self {
-            path: path.to_owned(),
+            endpoint: endpoint.clone(),
             routes: Routes::Program,
             connection: Some(connection),
             events: None,
-            clock: crate::event::event_clock(),
+            clock,
         })
     }
 
@@ -102,10 +113,13 @@ impl RpcClient {
         if found.verb == MethodKind::Subscribe {
             return self.subscribe(&request, end, late);
         }
-        let connection = self.idle_connection(end)?;
-        let mut exchange = Exchange::new(&connection, self.clock, end);
-        exchange.send(&request_bytes(&request), files)?;
-        if !exchange.receive_until(ResponseParser::is_complete)? {
+        let bytes = request_bytes(&request, &self.endpoint);
+        let mut connection = self.idle_connection(end)?;
+        let mut exchange = Exchange::new(&mut connection, self.clock, end);
+        let answered = exchange
+            .send(&bytes, files)
+            .and_then(|()| exchange.receive_until(ResponseParser::is_complete));
+        if !answered.map_err(|error| self.endpoint.explain(error))? {
             return Err(late());
         }
         let mut response = exchange.response;
@@ -134,8 +148,8 @@ impl RpcClient {
             if subscribed.response.is_complete() {
                 return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
             }
-            let response = &mut subscribed.response;
-            if !receive_some(&subscribed.connection, response, self.clock, end)? {
+            let EventConnection { connection, response, .. } = &mut **subscribed;
+            if !receive_some(connection, response, self.clock, end)? {
                 return Ok(None);
             }
         }
@@ -155,9 +169,9 @@ impl RpcClient {
         end: Instant,
         late: impl Fn() -> RpcError,
     ) -> Result<Value, RpcError> {
-        let connection = self.reconnect(end)?;
-        let mut exchange = Exchange::new(&connection, self.clock, end);
-        exchange.send(&request_bytes(request), &[])?;
+        let mut connection = self.reconnect(end)?;
+        let mut exchange = Exchange::new(&mut connection, self.clock, end);
+        exchange.send(&request_bytes(request, &self.endpoint), &[])?;
         let has_begun = |response: &ResponseParser| match response.head() {
             Some(head) => head.status == 200 || response.is_complete(),
             None => false,
@@ -181,8 +195,8 @@ impl RpcClient {
     }
 
     /// The connection, or a new one if the process has closed it meanwhile.
-    fn idle_connection(&mut self, end: Instant) -> Result<LocalConnection, RpcError> {
-        if let Some(connection) = self.connection.take()
+    fn idle_connection(&mut self, end: Instant) -> Result<ClientConnection, RpcError> {
+        if let Some(mut connection) = self.connection.take()
             && matches!(connection.receive(&mut [0]), Ok(RecvResult::WouldBlock))
         {
             return Ok(connection);
@@ -191,8 +205,8 @@ impl RpcClient {
     }
 
     /// A further connection. If nothing listens any more, the process that did has ended.
-    fn reconnect(&self, end: Instant) -> Result<LocalConnection, RpcError> {
-        let connected = connect_socket(&self.path, end.since(self.clock.now()));
+    fn reconnect(&self, end: Instant) -> Result<ClientConnection, RpcError> {
+        let connected = ClientConnection::connect(&self.endpoint, self.clock, end);
         connected.map_err(|error| match error.code {
             ErrorCode::NoProcess => connection_closed_error(&io::ErrorKind::UnexpectedEof.into()),
             _ => error,
@@ -202,14 +216,14 @@ impl RpcClient {
 
 /// Request and response on a connection.
 struct Exchange<'a> {
-    connection: &'a LocalConnection,
+    connection: &'a mut ClientConnection,
     response: ResponseParser,
     clock: Clock,
     end: Instant,
 }
 
 impl<'a> Exchange<'a> {
-    fn new(connection: &'a LocalConnection, clock: Clock, end: Instant) -> Self {
+    fn new(connection: &'a mut ClientConnection, clock: Clock, end: Instant) -> Self {
         Self { connection, response: ResponseParser::default(), clock, end }
     }
 
@@ -222,13 +236,25 @@ impl<'a> Exchange<'a> {
             };
             rest = &rest[sent..];
             files = if sent > 0 { &[] } else { files };
-            let wait = LocalConnection::wait_to_send;
-            if sent == 0 && !wait_until_ready(self.connection, wait, self.clock, self.end)? {
-                let text = "send: it takes nothing any more";
-                return Err(RpcError::remote(ErrorCode::Timeout, text));
+            if sent == 0 {
+                self.wait_to_send()?;
             }
         }
-        Ok(())
+        loop {
+            match self.connection.flush() {
+                Ok(true) => return Ok(()),
+                Ok(false) => self.wait_to_send()?,
+                Err(error) => return self.final_error(&error),
+            }
+        }
+    }
+
+    fn wait_to_send(&self) -> Result<(), RpcError> {
+        let wait = ClientConnection::wait_to_send;
+        if wait_until_ready(self.connection, wait, self.clock, self.end)? {
+            return Ok(());
+        }
+        Err(RpcError::remote(ErrorCode::Timeout, "send: it takes nothing any more"))
     }
 
     /// Error that the server sent before it closed the connection, or else `error`.
@@ -258,7 +284,7 @@ impl<'a> Exchange<'a> {
 
 /// Receives once. Returns false at the deadline.
 fn receive_some(
-    connection: &LocalConnection,
+    connection: &mut ClientConnection,
     response: &mut ResponseParser,
     clock: Clock,
     end: Instant,
@@ -272,7 +298,7 @@ fn receive_some(
             return Err(connection_closed_error(&io::ErrorKind::UnexpectedEof.into()));
         }
         RecvResult::WouldBlock => {
-            return wait_until_ready(connection, LocalConnection::wait_to_receive, clock, end);
+            return wait_until_ready(connection, ClientConnection::wait_to_receive, clock, end);
         }
     }
     Ok(true)
@@ -280,8 +306,8 @@ fn receive_some(
 
 /// Waits for the socket. Returns whether to try again before `end`.
 fn wait_until_ready(
-    connection: &LocalConnection,
-    wait: fn(&LocalConnection, Span) -> io::Result<bool>,
+    connection: &ClientConnection,
+    wait: fn(&ClientConnection, Span) -> io::Result<bool>,
     clock: Clock,
     end: Instant,
 ) -> Result<bool, RpcError> {
@@ -290,27 +316,10 @@ fn wait_until_ready(
     Ok(ready || clock.now() < end)
 }
 
-fn connect_socket(path: &Path, time_limit: Span) -> Result<LocalConnection, RpcError> {
-    LocalConnection::connect(path, time_limit).map_err(|error| {
-        let shown = path.display();
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => RpcError::usage(
-                ErrorCode::NoProcess,
-                format!("connect {shown}: no process listens there"),
-            ),
-            io::ErrorKind::WouldBlock => RpcError::remote(
-                ErrorCode::Timeout,
-                format!("connect {shown}: not accepted within {time_limit}"),
-            ),
-            _ => RpcError::environment(ErrorCode::Failed, format!("connect {shown}: {error}")),
-        }
-    })
-}
-
 /// Bytes of a request.
-fn request_bytes(request: &EncodedRequest) -> Vec<u8> {
+fn request_bytes(request: &EncodedRequest, endpoint: &ControlEndpoint) -> Vec<u8> {
     let EncodedRequest { verb, target, body } = request;
-    let mut head = format!("{} {target} HTTP/1.1\r\nhost: tenmil\r\n", verb.name());
+    let mut head = format!("{} {target} HTTP/1.1\r\n{}", verb.name(), endpoint.headers());
     if let Some(body) = body {
         head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     }

@@ -53,9 +53,10 @@ mod shell_completion;
 mod spelling_suggestion;
 mod strict_json;
 pub mod target_config;
+mod tls;
 
 pub use arguments::{Argument, Arguments, parse_command_line_words};
-pub use client::RpcClient;
+pub use client::{ControlEndpoint, HttpCredentials, RpcClient};
 pub use deferred_reply::DeferredReplySlot;
 pub use error::{ErrorCode, RpcError};
 pub use event::{Event, EventKind, EventReceiver, EventSender, event_channel};
@@ -77,3 +78,4 @@ pub use result_text::format_result;
 pub use result_type::{FieldSchema, ResultType};
 pub use server::{ControlListeners, ControlToken, RpcServer, ServerError};
 pub use shell_completion::complete_last_word;
+pub use tls::{ControlCertificate, ControlTls, HAS_CONTROL_TLS};

@@ -3,7 +3,7 @@
 //! ```text
 //!   Unix socket ─┐                                   ┌─ Api::answer ── method of the table
 //!   Unix socket ─┼─ ControlListener ── connection ───┼─ deferred reply ◄── other thread, eventfd
-//!   TCP port  ───┘   limits            hyper, bounds └─ event stream ◄── EventReceiver, eventfd
+//!   TCP port  ───┘   limits     [TLS]  hyper, bounds └─ event stream ◄── EventReceiver, eventfd
 //! ```
 //!
 //! It shares no lock and no memory with the data path except through the parts of the
@@ -54,7 +54,7 @@ pub use request_checks::ControlToken;
 #[derive(Debug)]
 pub struct RpcServer {
     paths: Vec<PathBuf>,
-    addresses: Vec<SocketAddr>,
+    addresses: Vec<(SocketAddr, bool)>,
     readiness: Readiness,
     wake: EventFdVectors,
     thread: Option<NamedThread<()>>,
@@ -130,8 +130,8 @@ impl RpcServer {
         self.paths.first().map_or(Path::new(""), PathBuf::as_path)
     }
 
-    /// TCP addresses, with the ports that were selected.
-    pub fn tcp_addresses(&self) -> &[SocketAddr] {
+    /// TCP addresses, with the ports that were selected, and whether each has TLS.
+    pub fn tcp_addresses(&self) -> &[(SocketAddr, bool)] {
         &self.addresses
     }
 

@@ -10,7 +10,11 @@ use tenmil_base::Error;
 use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::key_file::read_key_file;
 use tenmil_linux::sandbox::find_group;
-use tenmil_rpc::{ControlListeners, ControlToken, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError};
+use tenmil_rpc::{
+    ControlCertificate, ControlEndpoint, ControlListeners, ControlTls, ControlToken,
+    HAS_CONTROL_TLS, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError,
+};
+use tenmil_serve::nbd::SecretBytes;
 
 /// Where a process can be controlled besides its socket in the runtime directory.
 #[derive(Clone, Debug, Default, Args)]
@@ -25,13 +29,26 @@ pub(super) struct ControlOptions {
     #[arg(long, value_name = "GROUP")]
     control_group: Option<String>,
 
-    /// Serve the HTTP API at this loopback address too, such as 127.0.0.1:9010; may be repeated
+    /// Serve the HTTP API at this address too: a loopback address such as 127.0.0.1:9010, or any with
+    /// TLS, such as https://192.0.2.1:9010; may be repeated
     #[arg(long, value_name = "ADDRESS", value_parser = parse_address)]
-    control_listen: Vec<SocketAddr>,
+    control_listen: Vec<ControlAddress>,
 
     /// File with the token of TCP clients of the API; without it they can change nothing
     #[arg(long, value_name = "FILE")]
     control_token: Option<PathBuf>,
+
+    /// Certificate chain for https:// addresses of --control-listen, a PEM file
+    #[arg(long, value_name = "FILE", requires = "control_tls_key")]
+    control_tls_certificate: Option<PathBuf>,
+
+    /// Private key of the certificate, a PEM file that only its owner may access
+    #[arg(long, value_name = "FILE", requires = "control_tls_certificate")]
+    control_tls_key: Option<PathBuf>,
+
+    /// Require clients of https:// addresses to have a certificate of this authority, a PEM file
+    #[arg(long, value_name = "FILE", requires = "control_tls_certificate")]
+    control_tls_client_ca: Option<PathBuf>,
 
     /// Send metrics and traces to the OpenTelemetry collector at this URL, by OTLP over HTTP, such as
     /// http://127.0.0.1:4318 [default: $OTEL_EXPORTER_OTLP_ENDPOINT]; needs a program built with `otlp`
@@ -55,6 +72,14 @@ pub(super) struct PreparedControl {
 /// Variable that names the socket of --control, of the server and of its clients.
 pub(super) const CONTROL_VARIABLE: &str = "TENMIL_CONTROL";
 
+/// Address at which the API is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ControlAddress {
+    address: SocketAddr,
+    /// Whether clients use TLS.
+    has_tls: bool,
+}
+
 /// Variables of OpenTelemetry: URL of the collector, name of the service, and intervals in milliseconds.
 const ENDPOINT_VARIABLE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const SERVICE_VARIABLE: &str = "OTEL_SERVICE_NAME";
@@ -67,6 +92,8 @@ const INTERVAL_MS_MIN: u64 = 100;
 
 /// Longest file with a token.
 const TOKEN_FILE_MAX: u64 = 1024;
+/// Longest file of certificates or a key.
+const PEM_FILE_MAX: u64 = 1 << 20;
 
 /// What the command line asks for, until the control server of the process takes it. A process has one
 /// command line and at most one control server.
@@ -79,6 +106,11 @@ impl ControlOptions {
         let mut listeners = ControlListeners::new();
         let group = self.group()?;
         if let Some(path) = &self.control {
+            if let Some(url) = path.to_str().filter(|text| ControlEndpoint::is_url(text)) {
+                let text = format!("--control {url}: it names another process, expected a path");
+                return Err(Error::usage(text)
+                    .with_hint("an address to listen at is given by --control-listen"));
+            }
             listeners.add_socket(path, group).map_err(listen_error("--control"))?;
         } else if let Some(group) = &self.control_group {
             let text = format!("--control-group {group}: expected --control PATH as well");
@@ -89,8 +121,14 @@ impl ControlOptions {
         if let Some(token) = self.token()? {
             listeners.set_token(token);
         }
-        for address in &self.control_listen {
-            listeners.add_tcp(*address).map_err(listen_error("--control-listen"))?;
+        let tls = self.tls()?;
+        for ControlAddress { address, has_tls } in &self.control_listen {
+            let added = match (&tls, has_tls) {
+                (Some(tls), true) => listeners.add_tls(*address, tls),
+                (None, true) => return Err(without_certificate(*address)),
+                (_, false) => listeners.add_tcp(*address),
+            };
+            added.map_err(listen_error("--control-listen"))?;
         }
         let (instance, otlp) = (self.instance.clone(), self.telemetry_export()?);
         let prepared = PreparedControl { listeners, instance, otlp };
@@ -184,13 +222,57 @@ impl ControlOptions {
     }
 
     fn token(&self) -> Result<Option<ControlToken>, Error> {
-        let Some(path) = &self.control_token else { return Ok(None) };
-        let refused = |why: String| Error::usage(format!("--control-token: {why}"));
-        let bytes = read_key_file(path, TOKEN_FILE_MAX).map_err(|why| refused(why.to_string()))?;
-        let token = ControlToken::parse(&String::from_utf8_lossy(&bytes))
-            .map_err(|why| refused(format!("{}: {why}", path.display())))?;
-        Ok(Some(token))
+        self.control_token.as_deref().map(read_token).transpose()
     }
+
+    /// TLS of the addresses with https://, if there is a certificate.
+    fn tls(&self) -> Result<Option<ControlTls>, Error> {
+        let (Some(chain), Some(key)) = (&self.control_tls_certificate, &self.control_tls_key)
+        else {
+            return Ok(None);
+        };
+        if !self.control_listen.iter().any(|listen| listen.has_tls) {
+            let text = "--control-tls-certificate: no address uses it, expected --control-listen \
+                        https://ADDRESS:PORT as well";
+            return Err(Error::usage(text));
+        }
+        let client_ca = self.control_tls_client_ca.as_deref().map(read_public).transpose()?;
+        let certificate = read_certificate(chain, key)?;
+        ControlTls::new(&certificate, client_ca.as_deref()).map(Some)
+    }
+}
+
+/// Reads the file of --control-token.
+pub(super) fn read_token(path: &Path) -> Result<ControlToken, Error> {
+    let refused = |why: String| Error::usage(format!("--control-token: {why}"));
+    let bytes = read_key_file(path, TOKEN_FILE_MAX).map_err(|why| refused(why.to_string()))?;
+    ControlToken::parse(&String::from_utf8_lossy(&bytes))
+        .map_err(|why| refused(format!("{}: {why}", path.display())))
+}
+
+/// Reads a certificate chain and its private key.
+pub(super) fn read_certificate(chain: &Path, key: &Path) -> Result<ControlCertificate, Error> {
+    let key_pem = read_key_file(key, PEM_FILE_MAX).map_err(Error::usage)?;
+    Ok(ControlCertificate { chain_pem: read_public(chain)?, key_pem: SecretBytes::new(key_pem) })
+}
+
+/// Reads a file that is no secret.
+pub(super) fn read_public(path: &Path) -> Result<Vec<u8>, Error> {
+    tenmil_linux::storage_file::read_text(path)
+        .map(String::into_bytes)
+        .map_err(|error| Error::usage(format!("read {}: {error}", path.display())))
+}
+
+fn without_certificate(address: SocketAddr) -> Error {
+    let text = format!("--control-listen https://{address}: no certificate of the server");
+    if HAS_CONTROL_TLS {
+        let expected = "expected --control-tls-certificate and --control-tls-key";
+        return Error::usage(format!("{text}, {expected}"));
+    }
+    Error::usage(format!(
+        "{text}, and this program was built without the feature `tls`, expected one that was built \
+         with `cargo build --features tls`"
+    ))
 }
 
 /// Takes what [`ControlOptions::prepare`] has opened.
@@ -234,32 +316,46 @@ fn listen_error(option: &'static str) -> impl Fn(ServerError) -> Error {
     }
 }
 
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let expected = "expected a loopback address and a port, such as 127.0.0.1:9010 or [::1]:9010";
-    let address: SocketAddr = text.parse().map_err(|_| format!("`{text}`: {expected}"))?;
-    if address.ip().is_loopback() {
-        return Ok(address);
+/// Parses `ADDRESS:PORT` or `http://ADDRESS:PORT`, of which only this machine reaches the address, or
+/// `https://ADDRESS:PORT`.
+fn parse_address(text: &str) -> Result<ControlAddress, String> {
+    let expected = "expected a loopback address and a port, such as 127.0.0.1:9010 or [::1]:9010, or any \
+                    with TLS, such as https://192.0.2.1:9010";
+    let (has_tls, place) = match text.strip_prefix("https://") {
+        Some(place) => (true, place),
+        None => (false, text.strip_prefix("http://").unwrap_or(text)),
+    };
+    let address: SocketAddr = place.parse().map_err(|_| format!("`{text}`: {expected}"))?;
+    if has_tls || address.ip().is_loopback() {
+        return Ok(ControlAddress { address, has_tls });
     }
     Err(format!(
-        "`{text}` can be reached from other machines, and the API is not encrypted: {expected}; \
-         other machines reach it through ssh -L or a proxy with TLS"
+        "`{text}` can be reached from other machines, and the API is not encrypted there: expected \
+         https://{address} with a certificate and a token or certificates of clients, or a loopback \
+         address"
     ))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ControlOptions, parse_address};
+    use super::{ControlAddress, ControlOptions, parse_address};
 
     #[test]
-    fn only_loopback_addresses_are_accepted() {
+    fn addresses_other_than_loopback_need_tls() {
         for text in ["127.0.0.1:9010", "127.8.0.1:0", "[::1]:9010"] {
-            assert_eq!(parse_address(text).unwrap().to_string(), text);
+            let expected = ControlAddress { address: text.parse().unwrap(), has_tls: false };
+            assert_eq!(parse_address(text).unwrap(), expected);
+            assert_eq!(parse_address(&format!("http://{text}")).unwrap(), expected);
         }
-        for text in ["0.0.0.0:9010", "[::]:1", "192.0.2.1:1"] {
+        for text in ["0.0.0.0:9010", "[::]:1", "127.0.0.1:9010"] {
+            let expected = ControlAddress { address: text.parse().unwrap(), has_tls: true };
+            assert_eq!(parse_address(&format!("https://{text}")).unwrap(), expected);
+        }
+        for text in ["0.0.0.0:9010", "[::]:1", "192.0.2.1:1", "http://192.0.2.1:1"] {
             let refused = parse_address(text).unwrap_err();
             assert!(refused.contains("can be reached from other machines"), "{refused}");
         }
-        for text in ["", "9010", "localhost:9010", "127.0.0.1"] {
+        for text in ["", "9010", "localhost:9010", "127.0.0.1", "https://storage:9010"] {
             let refused = parse_address(text).unwrap_err();
             assert!(refused.contains("expected a loopback address"), "{refused}");
         }

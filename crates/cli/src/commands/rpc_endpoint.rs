@@ -15,11 +15,14 @@ use tenmil_linux::running_processes::{ListeningProcess, ProcessSearch};
 use tenmil_linux::runtime_directory::RuntimeDirectory;
 use tenmil_rpc::pool_commands::PoolCommands;
 use tenmil_rpc::{
-    ControlListeners, EventRelay, OtlpExport, ProcessParts, ProgramInfo, ReactorsSource, RpcClient,
-    RpcError, RpcServer, SchedulerSource, TABLE, event_channel,
+    ControlEndpoint, ControlListeners, EventRelay, HttpCredentials, OtlpExport, ProcessParts,
+    ProgramInfo, ReactorsSource, RpcClient, RpcError, RpcServer, SchedulerSource, TABLE,
+    event_channel,
 };
 
-use super::control_options::{CONTROL_VARIABLE, PreparedControl, take_prepared};
+use super::control_options::{
+    CONTROL_VARIABLE, PreparedControl, read_certificate, read_public, read_token, take_prepared,
+};
 use crate::simulation::SimOptions;
 use tenmil_bench::balance::{BalancedReactors, restore_frequencies};
 use tenmil_bench::perf::engine;
@@ -38,9 +41,28 @@ pub(super) struct ProcessSelector {
     #[arg(long, value_name = "NAME", conflicts_with = "pid")]
     pub(super) instance: Option<String>,
 
-    /// Control socket of the process to contact [default: $TENMIL_CONTROL]
+    /// Control socket of the process to contact, or its URL, https://HOST:PORT
+    /// [default: $TENMIL_CONTROL]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["pid", "instance"])]
     pub(super) control: Option<PathBuf>,
+
+    /// Authority that has signed the certificate of the process at https://, a PEM file
+    /// [default: $TENMIL_CONTROL_CA]
+    #[arg(long, value_name = "FILE")]
+    control_ca: Option<PathBuf>,
+
+    /// Certificate chain of this client for https://, a PEM file [default: $TENMIL_CONTROL_CERTIFICATE]
+    #[arg(long, value_name = "FILE", requires = "control_key")]
+    control_certificate: Option<PathBuf>,
+
+    /// Private key of --control-certificate, a PEM file that only its owner may access
+    /// [default: $TENMIL_CONTROL_KEY]
+    #[arg(long, value_name = "FILE", requires = "control_certificate")]
+    control_key: Option<PathBuf>,
+
+    /// File with the token of the process at https:// or http:// [default: $TENMIL_CONTROL_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    control_token: Option<PathBuf>,
 }
 
 /// Time limit for a response.
@@ -160,8 +182,9 @@ fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), 
     };
     let server = RpcServer::start_at(listeners, &TABLE, state, announced)
         .map_err(|refused| refused.to_string())?;
-    for address in server.tcp_addresses() {
-        tracing::info!("HTTP API at http://{address}/");
+    for (address, has_tls) in server.tcp_addresses() {
+        let scheme = if *has_tls { "https" } else { "http" };
+        tracing::info!("HTTP API at {scheme}://{address}/");
     }
     let event_sender = announcer.clone();
     subscribe_capacity(move |new_events| {
@@ -188,22 +211,53 @@ fn start_control_socket(state: ProcessParts) -> Result<(RpcServer, EventRelay), 
 
 /// Connects to the selected process.
 pub(super) fn connect_to_process(whom: &ProcessSelector) -> Result<RpcClient, Error> {
-    let socket = match whom.socket() {
-        Some(path) => path,
-        None => choose_process(whom, &process_search()?)?.socket,
+    let endpoint = match whom.endpoint()? {
+        Some(endpoint) => endpoint,
+        None => ControlEndpoint::Socket(choose_process(whom, &process_search()?)?.socket),
     };
-    RpcClient::connect(&socket, RESPONSE_TIMEOUT).map_err(command_error)
+    RpcClient::connect_to(&endpoint, RESPONSE_TIMEOUT).map_err(command_error)
 }
 
 impl ProcessSelector {
-    /// Socket that the command line or the environment names.
-    pub(super) fn socket(&self) -> Option<PathBuf> {
+    /// Socket or URL that the command line or the environment names.
+    pub(super) fn endpoint(&self) -> Result<Option<ControlEndpoint>, Error> {
         if self.pid.is_some() || self.instance.is_some() {
-            return None;
+            return Ok(None);
         }
-        let variable = || std::env::var_os(CONTROL_VARIABLE).filter(|path| !path.is_empty());
-        self.control.clone().or_else(|| variable().map(PathBuf::from))
+        let Some(path) = or_variable(&self.control, CONTROL_VARIABLE) else { return Ok(None) };
+        match path.to_str().filter(|text| ControlEndpoint::is_url(text)) {
+            Some(url) => ControlEndpoint::from_url(url, self.credentials()?).map(Some),
+            None => Ok(Some(ControlEndpoint::Socket(path))),
+        }
     }
+
+    /// Reads the files of the options for a TCP port.
+    fn credentials(&self) -> Result<HttpCredentials, Error> {
+        let ca = or_variable(&self.control_ca, "TENMIL_CONTROL_CA");
+        let chain = or_variable(&self.control_certificate, "TENMIL_CONTROL_CERTIFICATE");
+        let key = or_variable(&self.control_key, "TENMIL_CONTROL_KEY");
+        let token = or_variable(&self.control_token, "TENMIL_CONTROL_TOKEN");
+        let certificate = match (chain, key) {
+            (Some(chain), Some(key)) => Some(read_certificate(&chain, &key)?),
+            (None, None) => None,
+            _ => {
+                let text = "TENMIL_CONTROL_CERTIFICATE and TENMIL_CONTROL_KEY: one is missing, \
+                            expected both or none";
+                return Err(Error::usage(text));
+            }
+        };
+        Ok(HttpCredentials {
+            ca_pem: ca.as_deref().map(read_public).transpose()?,
+            certificate,
+            token: token.as_deref().map(read_token).transpose()?,
+        })
+    }
+}
+
+/// Value of an option, or else of the variable.
+fn or_variable(option: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
+    let variable = || std::env::var_os(variable).filter(|path| !path.is_empty());
+    option.clone().or_else(|| variable().map(PathBuf::from))
 }
 
 /// Search for the processes that this user may control.

@@ -75,8 +75,8 @@ pub(super) fn run_top(arguments: &TopArguments, out: &mut dyn Write) -> Result<E
         restore_frequencies(&KernelFiles::live_system(), directory, &|text| {
             tracing::info!("{text}")
         });
-        let selected = match process.socket() {
-            Some(path) => Some(WatchedProcess::AtSocket(path)),
+        let selected = match process.endpoint()? {
+            Some(endpoint) => Some(WatchedProcess::At(endpoint)),
             // A process that does not exist at the start is a usage error; one that exits later is
             // awaited.
             None if process.pid.is_some() || process.instance.is_some() => {

@@ -1,6 +1,5 @@
 //! Sampling thread: queries the watched process periodically, so that the screen never blocks.
 
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use tenmil_base::{Error, Span};
 use tenmil_linux::process_stats::command_line;
 use tenmil_linux::running_processes::ProcessSearch;
 use tenmil_linux::{Clock, NamedThread, StopFlag};
-use tenmil_rpc::{ErrorCode, RpcClient, RpcError};
+use tenmil_rpc::{ControlEndpoint, ErrorCode, RpcClient, RpcError};
 
 use super::app_state::{EventLine, RunningProcess, SamplerUpdate};
 use super::key_bindings::SamplerRequest;
@@ -27,12 +26,12 @@ pub(crate) struct SamplerHandle {
 }
 
 /// Selected process.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum WatchedProcess {
     /// Process of this identifier.
     Pid(u32),
-    /// Process that listens at this socket.
-    AtSocket(PathBuf),
+    /// Process that listens there.
+    At(ControlEndpoint),
 }
 
 /// Interval at which the thread checks for a stop or a command.
@@ -137,8 +136,8 @@ impl Sampler {
 
     /// Lists the running processes, and connects to the selected one.
     fn find_process(&self) -> Result<Option<RpcClient>, WatchEnd> {
-        if let Some(WatchedProcess::AtSocket(path)) = &self.selected {
-            return self.attach_or_report(path);
+        if let Some(WatchedProcess::At(endpoint)) = &self.selected {
+            return self.attach_or_report(endpoint);
         }
         let found = match &self.selected {
             Some(WatchedProcess::Pid(pid)) => {
@@ -155,7 +154,9 @@ impl Sampler {
             }
         };
         match running.as_slice() {
-            [process] if !self.must_list => self.attach_or_report(&process.socket),
+            [process] if !self.must_list => {
+                self.attach_or_report(&ControlEndpoint::Socket(process.socket.clone()))
+            }
             processes => {
                 let listed = processes.iter().map(|process| running_process(process.pid));
                 self.send_update(SamplerUpdate::Running(listed.collect())).map(|()| None)
@@ -163,9 +164,9 @@ impl Sampler {
         }
     }
 
-    /// Connects to the process at a socket, or reports why that failed.
-    fn attach_or_report(&self, socket: &Path) -> Result<Option<RpcClient>, WatchEnd> {
-        match attach_to_process(socket) {
+    /// Connects to a process, or reports why that failed.
+    fn attach_or_report(&self, at: &ControlEndpoint) -> Result<Option<RpcClient>, WatchEnd> {
+        match attach_to_process(at) {
             Ok((client, new_events)) => self.send_update(new_events).map(|()| Some(client)),
             Err(refused) => self.send_update(SamplerUpdate::Silent(refused.text)).map(|()| None),
         }
@@ -243,8 +244,8 @@ impl Sampler {
     }
 }
 
-fn attach_to_process(socket: &Path) -> Result<(RpcClient, SamplerUpdate), Error> {
-    let mut client = RpcClient::connect(socket, TIME_LIMIT).map_err(command_error)?;
+fn attach_to_process(at: &ControlEndpoint) -> Result<(RpcClient, SamplerUpdate), Error> {
+    let mut client = RpcClient::connect_to(at, TIME_LIMIT).map_err(command_error)?;
     let process = process_queries::query_process(&mut client)?;
     // A process without events is watched all the same.
     let _ = process_queries::call_method(&mut client, "events");

@@ -46,7 +46,18 @@ pub(super) enum Peer {
     /// Process of this machine.
     Process(PeerCredentials),
     /// TCP client.
-    Tcp(SocketAddr),
+    Tcp { address: SocketAddr, security: TcpSecurity },
+}
+
+/// How a TCP connection is protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TcpSecurity {
+    /// Not at all; it is from this machine.
+    Plaintext,
+    /// TLS. The client may be anybody.
+    Tls,
+    /// TLS with a verified certificate of the client.
+    ClientCertificate,
 }
 
 /// Largest number of connections.
@@ -137,7 +148,7 @@ impl ConnectionState {
     pub(super) fn client_text(&self) -> String {
         match self.peer {
             Peer::Process(peer) => format!("process {} of uid {}", peer.pid, peer.uid),
-            Peer::Tcp(address) => format!("client {address}"),
+            Peer::Tcp { address, .. } => format!("client {address}"),
         }
     }
 
@@ -163,7 +174,7 @@ impl Peer {
     fn shares_limit_with(self, other: Self) -> bool {
         match (self, other) {
             (Self::Process(one), Self::Process(other)) => one.pid == other.pid,
-            (Self::Tcp(_), Self::Tcp(_)) => true,
+            (Self::Tcp { .. }, Self::Tcp { .. }) => true,
             _ => false,
         }
     }
@@ -171,7 +182,7 @@ impl Peer {
     fn connections_max(self) -> usize {
         match self {
             Self::Process(_) => CONNECTIONS_PER_PROCESS_MAX,
-            Self::Tcp(_) => TCP_CONNECTIONS_MAX,
+            Self::Tcp { .. } => TCP_CONNECTIONS_MAX,
         }
     }
 
@@ -181,7 +192,7 @@ impl Peer {
                 "connect: process {} has {CONNECTIONS_PER_PROCESS_MAX} already, expected fewer",
                 peer.pid
             ),
-            Self::Tcp(_) => {
+            Self::Tcp { .. } => {
                 format!("connect: TCP clients have {TCP_CONNECTIONS_MAX} already, expected fewer")
             }
         };

@@ -16,7 +16,7 @@ use hyper::{Request, Response, StatusCode};
 
 use super::ServerState;
 use super::admission::{ConnectionState, Peer};
-use super::control_stream::{ControlSocket, ControlStream};
+use super::control_stream::{ControlSocket, ControlStream, HandshakeEnd};
 use super::event_stream::EventQueue;
 use super::reply_body::{ReplyBody, RequestGuard};
 use super::request_checks::{RequestHead, check_request_head};
@@ -31,6 +31,8 @@ pub(super) const BODY_MAX: usize = 2 << 20;
 const BODIES_MAX: usize = 16 << 20;
 /// Time limit for the head of a request, from the end of the previous one.
 pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a TLS handshake.
+pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for the body of a request.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -54,9 +56,21 @@ const EVENT_STREAM: &str = "text/event-stream";
 pub(super) async fn serve_connection(
     server: Rc<ServerState>,
     connection: Rc<ConnectionState>,
-    stream: ControlStream,
+    mut stream: ControlStream,
 ) {
     let _entry = ConnectionEntry { server: Rc::clone(&server), state: Rc::clone(&connection) };
+    match complete_handshake(&mut stream, &connection).await {
+        Ok(()) => {}
+        Err(HandshakeEnd::PlainHttp) => {
+            let text = "request: it is HTTP without TLS, expected https:// at this port";
+            return reject_connection(
+                stream.socket(),
+                &RpcError::usage(ErrorCode::NotAllowed, text),
+            );
+        }
+        // It concerns this client alone, which was sent an alert if there is one.
+        Err(HandshakeEnd::Failed) => return,
+    }
     let service = service_fn(|request| {
         let (server, connection) = (Rc::clone(&server), Rc::clone(&connection));
         async move { Ok::<_, Infallible>(respond(&server, connection, request).await) }
@@ -81,6 +95,27 @@ pub(super) async fn serve_connection(
         serving.as_mut().poll(context).map(drop)
     })
     .await;
+}
+
+/// Completes the TLS handshake, if the connection has TLS. Its time is limited, and it gives way to other
+/// connections as one that waits for a request does.
+async fn complete_handshake(
+    stream: &mut ControlStream,
+    connection: &ConnectionState,
+) -> Result<(), HandshakeEnd> {
+    let mut closed = pin!(connection.close.notified());
+    let mut late = pin!(tokio::time::sleep(HANDSHAKE_TIMEOUT));
+    poll_fn(|context| {
+        if let Poll::Ready(result) = stream.poll_handshake(context) {
+            return Poll::Ready(result);
+        }
+        let is_over = closed.as_mut().poll(context).is_ready();
+        if is_over || late.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(HandshakeEnd::Failed));
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 /// Sends an error to a client that is not admitted, if that is possible without blocking.
@@ -149,8 +184,11 @@ async fn answer_request(
 ) -> Result<ApiReply, RpcError> {
     let (head, body) = request.into_parts();
     let (verb, path) = (head.method.as_str(), head.uri.path());
-    let is_tcp = matches!(connection.peer, Peer::Tcp(_));
-    let checked = RequestHead { verb, path, headers: &head.headers, is_tcp };
+    let security = match connection.peer {
+        Peer::Process(_) => None,
+        Peer::Tcp { security, .. } => Some(security),
+    };
+    let checked = RequestHead { verb, path, headers: &head.headers, security };
     check_request_head(checked, server.token.as_ref())?;
     let mut memory = BodyMemory { server, reserved: 0 };
     let body = read_body(body, &mut memory).await?;

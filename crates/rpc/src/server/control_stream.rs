@@ -1,7 +1,16 @@
 //! Stream of a connection, as hyper uses it.
 //!
 //! File descriptors that come with the bytes of a request (`SCM_RIGHTS`) are put where the method finds
-//! them. A client that receives nothing for a while is disconnected.
+//! them. A client that receives nothing for a while is disconnected. With TLS, bytes pass through the
+//! channel of the connection:
+//!
+//! ```text
+//!   socket ──poll_receive──► TlsChannel ──poll_read───► hyper
+//!   socket ◄──poll_send_all─ TlsChannel ◄──poll_write── hyper
+//! ```
+//!
+//! A write is accepted only when everything before it has been sent, and no more than one record, so that
+//! a connection with TLS holds no more than one without.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -19,10 +28,12 @@ use tokio::time::Sleep;
 
 use super::admission::ConnectionState;
 use super::watch_descriptor;
+use crate::tls::TlsChannel;
 
 /// Stream of a connection.
 pub(super) struct ControlStream {
     socket: AsyncFd<ControlSocket>,
+    tls: Option<Box<TlsChannel>>,
     state: Rc<ConnectionState>,
     /// Time limit of a send that has made no progress.
     stalled: Option<Pin<Box<Sleep>>>,
@@ -34,21 +45,141 @@ pub(super) enum ControlSocket {
     Tcp(TcpStream),
 }
 
+/// Why a handshake has ended without a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandshakeEnd {
+    /// The client sends HTTP without TLS.
+    PlainHttp,
+    /// It has failed.
+    Failed,
+}
+
 /// Largest number of file descriptors per receive call.
 const FILES_MAX: usize = 1;
 /// Largest number of bytes per receive call.
 const READ_LEN: usize = 8 << 10;
+/// Largest number of bytes that are encrypted at a time: the content of a record (RFC 8446, section 5.1).
+const RECORD_LEN: usize = 16 << 10;
 /// Time limit for unsent bytes without progress.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl ControlStream {
     /// Registers the socket with the runtime.
-    pub(super) fn new(socket: ControlSocket, state: Rc<ConnectionState>) -> io::Result<Self> {
+    pub(super) fn new(
+        socket: ControlSocket,
+        tls: Option<TlsChannel>,
+        state: Rc<ConnectionState>,
+    ) -> io::Result<Self> {
         Ok(Self {
             socket: watch_descriptor(socket, Interest::READABLE | Interest::WRITABLE)?,
+            tls: tls.map(Box::new),
             state,
             stalled: None,
         })
+    }
+
+    pub(super) fn socket(&self) -> &ControlSocket {
+        self.socket.get_ref()
+    }
+
+    /// Makes progress with the TLS handshake. Without TLS there is none.
+    pub(super) fn poll_handshake(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), HandshakeEnd>> {
+        loop {
+            let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
+            if tls.begins_with_http() {
+                return Poll::Ready(Err(HandshakeEnd::PlainHttp));
+            }
+            let progress = tls.handshake();
+            // The next message, or the alert of an error, as far as it fits.
+            let sent = self.poll_send_all(context);
+            match progress {
+                Ok(true) => return Poll::Ready(Ok(())),
+                Ok(false) => {}
+                Err(_) => return Poll::Ready(Err(HandshakeEnd::Failed)),
+            }
+            let failed = |_| HandshakeEnd::Failed;
+            ready!(sent).map_err(failed)?;
+            ready!(self.poll_receive(context)).map_err(failed)?;
+        }
+    }
+
+    /// Receives encrypted bytes.
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut bytes = [0; READ_LEN];
+        loop {
+            let mut readable = ready!(self.socket.poll_read_ready(context))?;
+            let Some(count) = self.receive(&mut bytes)? else {
+                readable.clear_ready();
+                continue;
+            };
+            if let Some(tls) = &mut self.tls {
+                tls.push_received(&bytes[..count]);
+            }
+            return Poll::Ready(Ok(()));
+        }
+    }
+
+    /// Sends all encrypted bytes.
+    fn poll_send_all(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let unsent = self.tls.as_ref().map_or(&[][..], |tls| tls.unsent());
+            if unsent.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            let Poll::Ready(writable) = self.socket.poll_write_ready(context) else {
+                return self.poll_stall(context).map(|stalled| stalled.map(drop));
+            };
+            let mut writable = writable?;
+            let Some(count) = self.socket.get_ref().send(unsent)? else {
+                writable.clear_ready();
+                continue;
+            };
+            self.stalled = None;
+            if let Some(tls) = &mut self.tls {
+                tls.mark_sent(count);
+            }
+        }
+    }
+
+    /// Decrypts into `bytes`, and receives what that needs.
+    fn poll_read_tls(
+        &mut self,
+        context: &mut Context<'_>,
+        bytes: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(0)) };
+            match tls.read(bytes) {
+                Ok(Some(count)) => return Poll::Ready(Ok(count)),
+                Ok(None) => ready!(self.poll_receive(context))?,
+                Err(error) => {
+                    // The alert, as far as it fits.
+                    let _ = self.poll_send_all(context);
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+    }
+
+    /// Encrypts a part of `bytes`, once everything before it has been sent.
+    fn poll_write_tls(
+        &mut self,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_send_all(context))?;
+        let part = &bytes[..bytes.len().min(RECORD_LEN)];
+        if let Some(tls) = &mut self.tls {
+            tls.write(part)?;
+        }
+        match self.poll_send_all(context) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            // The rest is sent by the next write or flush.
+            _ => Poll::Ready(Ok(part.len())),
+        }
     }
 
     /// Receives into `bytes`. `None` if nothing is available.
@@ -105,9 +236,15 @@ impl Read for ControlStream {
     ) -> Poll<io::Result<()>> {
         let mut bytes = [0; READ_LEN];
         let room = into.remaining().min(READ_LEN);
+        let this = self.get_mut();
+        if this.tls.is_some() {
+            let count = ready!(this.poll_read_tls(context, &mut bytes[..room]))?;
+            into.put_slice(&bytes[..count]);
+            return Poll::Ready(Ok(()));
+        }
         loop {
-            let mut readable = ready!(self.socket.poll_read_ready(context))?;
-            match self.receive(&mut bytes[..room])? {
+            let mut readable = ready!(this.socket.poll_read_ready(context))?;
+            match this.receive(&mut bytes[..room])? {
                 Some(count) => {
                     into.put_slice(&bytes[..count]);
                     return Poll::Ready(Ok(()));
@@ -125,6 +262,9 @@ impl Write for ControlStream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.tls.is_some() {
+            return this.poll_write_tls(context, bytes);
+        }
         loop {
             let Poll::Ready(writable) = this.socket.poll_write_ready(context) else {
                 return this.poll_stall(context);
@@ -140,12 +280,17 @@ impl Write for ControlStream {
         }
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().poll_send_all(context)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(match self.socket.get_ref() {
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if let Some(tls) = &mut this.tls {
+            tls.close();
+            ready!(this.poll_send_all(context))?;
+        }
+        Poll::Ready(match this.socket.get_ref() {
             ControlSocket::Local(connection) => connection.shutdown_write(),
             ControlSocket::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
         })

@@ -13,12 +13,13 @@ use tenmil_linux::sandbox::give_path_to_service_user;
 use tenmil_linux::socket_stream::{ListenAddress, StreamListener};
 use tokio::io::Interest;
 
-use super::admission::Peer;
+use super::admission::{Peer, TcpSecurity};
 use super::connection::{reject_connection, serve_connection};
 use super::control_stream::{ControlSocket, ControlStream};
 use super::request_checks::ControlToken;
 use super::{ServerError, ServerState, watch_descriptor};
 use crate::error::{ErrorCode, RpcError};
+use crate::tls::{ControlTls, TlsChannel};
 
 /// Addresses at which a server listens, and the token of its TCP clients.
 #[derive(Debug, Default)]
@@ -38,8 +39,10 @@ pub(super) enum ControlListener {
         /// Group that may connect: the mode of the socket file decides.
         group: Option<u32>,
     },
-    /// TCP port.
+    /// TCP port of this machine.
     Tcp(StreamListener),
+    /// TCP port with TLS.
+    Tls { listener: StreamListener, tls: ControlTls },
 }
 
 /// Pause after a failed accept, usually caused by running out of file descriptors.
@@ -112,6 +115,25 @@ impl ControlListeners {
         Ok(())
     }
 
+    /// Listens at a TCP address, for clients with TLS. The token has to be set before.
+    ///
+    /// # Errors
+    ///
+    /// If other machines reach the address and nothing authenticates their clients, or the error of the
+    /// system call.
+    pub fn add_tls(&mut self, address: SocketAddr, tls: &ControlTls) -> Result<(), ServerError> {
+        let refused = |error| ServerError { address: format!("https://{address}"), error };
+        let is_authenticated = self.token.is_some() || tls.verifies_clients();
+        if !address.ip().is_loopback() && !is_authenticated {
+            let text = "the address is reachable from other machines, and clients are not \
+                        authenticated, expected a token or an authority of client certificates";
+            return Err(refused(io::Error::new(io::ErrorKind::InvalidInput, text)));
+        }
+        let listener = StreamListener::open(&ListenAddress::Tcp(address)).map_err(refused)?;
+        self.listeners.push(ControlListener::Tls { listener, tls: tls.clone() });
+        Ok(())
+    }
+
     /// Token that TCP clients need.
     pub fn set_token(&mut self, token: ControlToken) {
         self.token = Some(token);
@@ -129,18 +151,23 @@ impl ControlListeners {
                 ListenAddress::Path(path) => Some(path.clone()),
                 ListenAddress::Tcp(_) => None,
             },
-            ControlListener::Tcp(_) => None,
+            ControlListener::Tcp(_) | ControlListener::Tls { .. } => None,
         };
         self.listeners.iter().filter_map(path).collect()
     }
 
-    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        let address = |listener: &ControlListener| match listener {
-            ControlListener::Tcp(listener) => match listener.address() {
-                ListenAddress::Tcp(address) => Some(*address),
+    /// TCP addresses, and whether each has TLS.
+    pub(super) fn addresses(&self) -> Vec<(SocketAddr, bool)> {
+        let address = |listener: &ControlListener| {
+            let (listener, has_tls) = match listener {
+                ControlListener::Tcp(listener) => (listener, false),
+                ControlListener::Tls { listener, .. } => (listener, true),
+                _ => return None,
+            };
+            match listener.address() {
+                ListenAddress::Tcp(address) => Some((*address, has_tls)),
                 ListenAddress::Path(_) => None,
-            },
-            _ => None,
+            }
         };
         self.listeners.iter().filter_map(address).collect()
     }
@@ -155,17 +182,25 @@ impl ControlListener {
     fn accept(&self) -> io::Result<Option<OwnedFd>> {
         match self {
             Self::Process(listener) => Ok(listener.accept()?.map(OwnedFd::from)),
-            Self::Path { listener, .. } | Self::Tcp(listener) => listener.accept(),
+            Self::Path { listener, .. } | Self::Tcp(listener) | Self::Tls { listener, .. } => {
+                listener.accept()
+            }
         }
     }
 
     /// Identifies the client of an accepted connection, and checks that it may connect.
     fn identify(&self, socket: OwnedFd) -> io::Result<(ControlSocket, Peer, Result<(), RpcError>)> {
-        if let Self::Tcp(_) = self {
+        let security = match self {
+            Self::Tcp(_) => Some(TcpSecurity::Plaintext),
+            Self::Tls { tls, .. } if tls.verifies_clients() => Some(TcpSecurity::ClientCertificate),
+            Self::Tls { .. } => Some(TcpSecurity::Tls),
+            Self::Process(_) | Self::Path { .. } => None,
+        };
+        if let Some(security) = security {
             let stream = TcpStream::from(socket);
             // A response is one send, which must not wait for an acknowledgment.
             stream.set_nodelay(true)?;
-            let peer = Peer::Tcp(stream.peer_addr()?);
+            let peer = Peer::Tcp { address: stream.peer_addr()?, security };
             return Ok((ControlSocket::Tcp(stream), peer, Ok(())));
         }
         let connection = LocalConnection::from(socket);
@@ -177,13 +212,23 @@ impl ControlListener {
         };
         Ok((ControlSocket::Local(connection), Peer::Process(peer), allowed))
     }
+
+    /// Channel of an accepted connection; none without TLS.
+    fn channel(&self) -> io::Result<Option<TlsChannel>> {
+        match self {
+            Self::Tls { tls, .. } => tls.channel().map(Some),
+            _ => Ok(None),
+        }
+    }
 }
 
 impl AsRawFd for ControlListener {
     fn as_raw_fd(&self) -> RawFd {
         match self {
             Self::Process(listener) => listener.as_fd().as_raw_fd(),
-            Self::Path { listener, .. } | Self::Tcp(listener) => listener.as_fd().as_raw_fd(),
+            Self::Path { listener, .. } | Self::Tcp(listener) | Self::Tls { listener, .. } => {
+                listener.as_fd().as_raw_fd()
+            }
         }
     }
 }
@@ -216,7 +261,10 @@ fn admit_connection(state: &Rc<ServerState>, listener: &ControlListener, socket:
     let Ok((socket, peer, allowed)) = listener.identify(socket) else { return };
     match allowed.and_then(|()| state.connections.admit(peer)) {
         Ok(connection) => {
-            let Ok(stream) = ControlStream::new(socket, Rc::clone(&connection)) else {
+            let stream = listener
+                .channel()
+                .and_then(|tls| ControlStream::new(socket, tls, Rc::clone(&connection)));
+            let Ok(stream) = stream else {
                 state.connections.remove(&connection);
                 return;
             };
@@ -225,6 +273,8 @@ fn admit_connection(state: &Rc<ServerState>, listener: &ControlListener, socket:
             while tasks.try_join_next().is_some() {}
             tasks.spawn_local(serve_connection(Rc::clone(state), connection, stream));
         }
+        // A client that awaits a handshake could not read it.
+        Err(_) if matches!(listener, ControlListener::Tls { .. }) => {}
         Err(refusal) => reject_connection(&socket, &refusal),
     }
 }

@@ -10,12 +10,17 @@
 //! | requests that change something | no | with the token |
 //! | requests for a host name other than `localhost` (DNS rebinding) | no | no |
 //! | requests of a page of another origin | no | no |
+//!
+//! With TLS the host name is that of the certificate, so any is accepted. A client whose certificate has
+//! been verified needs no token if there is no token file. Other machines can connect only if there is a
+//! token file or an authority of client certificates, so the first column concerns this machine alone.
 
 use core::fmt;
 use std::net::IpAddr;
 
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
 
+use super::admission::TcpSecurity;
 use crate::api::{Api, JSON};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 
@@ -29,7 +34,8 @@ pub(super) struct RequestHead<'a> {
     pub(super) verb: &'a str,
     pub(super) path: &'a str,
     pub(super) headers: &'a HeaderMap,
-    pub(super) is_tcp: bool,
+    /// How the TCP connection is protected; none for a Unix socket.
+    pub(super) security: Option<TcpSecurity>,
 }
 
 /// Shortest token.
@@ -57,6 +63,11 @@ impl ControlToken {
         Ok(Self(text.to_owned()))
     }
 
+    /// Value of the header that a client sends.
+    pub(crate) fn authorization(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
     /// Compares with a token of a client, in a time that does not depend on where they differ.
     fn matches(&self, other: &[u8]) -> bool {
         let own = self.0.as_bytes();
@@ -77,14 +88,14 @@ pub(super) fn check_request_head(
     token: Option<&ControlToken>,
 ) -> Result<(), RpcError> {
     check_origin(head)?;
-    if !head.is_tcp {
-        return Ok(());
+    let Some(security) = head.security else { return Ok(()) };
+    if security == TcpSecurity::Plaintext {
+        check_host(head)?;
     }
-    check_host(head)?;
     if Api::is_public(head.path) && !Api::is_change(head.verb) {
         return Ok(());
     }
-    check_token(head, token)?;
+    check_token(head, security, token)?;
     check_media_type(head)
 }
 
@@ -106,7 +117,11 @@ fn check_origin(head: RequestHead<'_>) -> Result<(), RpcError> {
     }
     let Some(origin) = header(head, &ORIGIN) else { return Ok(()) };
     let host = header(head, &HOST).unwrap_or_default();
-    if origin.strip_prefix("http://") == Some(host) {
+    let scheme = match head.security {
+        None | Some(TcpSecurity::Plaintext) => "http://",
+        Some(TcpSecurity::Tls | TcpSecurity::ClientCertificate) => "https://",
+    };
+    if origin.strip_prefix(scheme) == Some(host) {
         return Ok(());
     }
     refused(&format!("a page of {}", quote_untrusted(origin)))
@@ -130,9 +145,13 @@ fn check_host(head: RequestHead<'_>) -> Result<(), RpcError> {
     Err(RpcError::usage(ErrorCode::NotAllowed, text))
 }
 
-fn check_token(head: RequestHead<'_>, token: Option<&ControlToken>) -> Result<(), RpcError> {
+fn check_token(
+    head: RequestHead<'_>,
+    security: TcpSecurity,
+    token: Option<&ControlToken>,
+) -> Result<(), RpcError> {
     let Some(token) = token else {
-        if !Api::is_change(head.verb) {
+        if security == TcpSecurity::ClientCertificate || !Api::is_change(head.verb) {
             return Ok(());
         }
         let text =
@@ -173,13 +192,24 @@ fn check_media_type(head: RequestHead<'_>) -> Result<(), RpcError> {
 mod tests {
     use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 
-    use super::{ControlToken, RequestHead, check_request_head};
+    use super::{ControlToken, RequestHead, TcpSecurity, check_request_head};
     use crate::error::ErrorCode;
 
     const TOKEN: &str = "0123456789abcdef";
 
     fn check(
         is_tcp: bool,
+        verb: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        token: Option<&str>,
+    ) -> Result<(), ErrorCode> {
+        let security = is_tcp.then_some(TcpSecurity::Plaintext);
+        check_with(security, verb, path, headers, token)
+    }
+
+    fn check_with(
+        security: Option<TcpSecurity>,
         verb: &str,
         path: &str,
         headers: &[(&str, &str)],
@@ -192,7 +222,7 @@ mod tests {
                 (name, HeaderValue::from_str(value).unwrap())
             })
             .collect();
-        let head = RequestHead { verb, path, headers: &headers, is_tcp };
+        let head = RequestHead { verb, path, headers: &headers, security };
         let token = token.map(|token| ControlToken::parse(token).unwrap());
         check_request_head(head, token.as_ref()).map_err(|refusal| refusal.code)
     }
@@ -263,6 +293,27 @@ mod tests {
         let form = ("content-type", "text/plain");
         let found = check(true, "POST", "/v1/x", &[host, bearer, form], Some(TOKEN));
         assert_eq!(found, Err(ErrorCode::WrongMediaType));
+    }
+
+    #[test]
+    fn tls_client_may_use_any_host_name_and_is_of_an_https_origin() {
+        let host = ("host", "storage.example:9010");
+        let json = ("content-type", "application/json");
+        let same = ("origin", "https://storage.example:9010");
+        for security in [TcpSecurity::Tls, TcpSecurity::ClientCertificate] {
+            let get = |headers: &[_]| check_with(Some(security), "GET", "/v1/x", headers, None);
+            assert_eq!(get(&[host]), Ok(()));
+            assert_eq!(get(&[host, same]), Ok(()));
+            let other = ("origin", "http://storage.example:9010");
+            assert_eq!(get(&[host, other]), Err(ErrorCode::NotAllowed));
+        }
+        let post =
+            |security, token| check_with(Some(security), "POST", "/v1/x", &[host, json], token);
+        assert_eq!(post(TcpSecurity::Tls, None), Err(ErrorCode::NotAllowed));
+        assert_eq!(post(TcpSecurity::ClientCertificate, None), Ok(()));
+        assert_eq!(post(TcpSecurity::Tls, Some(TOKEN)), Err(ErrorCode::NoToken));
+        let found = post(TcpSecurity::ClientCertificate, Some(TOKEN));
+        assert_eq!(found, Err(ErrorCode::NoToken), "the token is required as well");
     }
 
     #[test]

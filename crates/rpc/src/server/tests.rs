@@ -438,7 +438,7 @@ fn tcp_clients_read_and_those_with_the_token_change() {
         listeners.set_token(ControlToken::parse(TOKEN).unwrap());
     });
     let status = |served: &TestServer, verb: &str, headers: &str| {
-        let stream = TcpStream::connect(served.server.tcp_addresses()[0]).unwrap();
+        let stream = TcpStream::connect(served.server.tcp_addresses()[0].0).unwrap();
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         let request = format!(
             "{verb} /v1/text HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n"
