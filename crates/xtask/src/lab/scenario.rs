@@ -171,7 +171,7 @@ const SECURE: LabScenario = LabScenario {
 };
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [LabScenario; 22] = [
+pub(crate) const SCENARIOS: [LabScenario; 23] = [
     LabScenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -204,6 +204,13 @@ pub(crate) const SCENARIOS: [LabScenario; 22] = [
         kind: ScenarioKind::OurTarget,
         about: "Linux's multipath over two listeners that change while it writes",
         script: include_str!("guest/linux-paths.sh"),
+        ..BARE
+    },
+    LabScenario {
+        name: "linux-live",
+        kind: ScenarioKind::OurTarget,
+        about: "Linux's host while namespaces, hosts, listeners, ANA states and limits change by commands",
+        script: include_str!("guest/linux-live.sh"),
         ..BARE
     },
     LabScenario {
