@@ -5,7 +5,7 @@ const OPERATIONS = ['read', 'write'];
 
 /** Sums of one sample by name. */
 function readSample(samples, at) {
-  const sample = { at, rows: new Map(), buckets: new Map(), reactors: new Map(), gauges: new Map() };
+  const sample = { at, rows: new Map(), limits: new Map(), buckets: new Map(), reactors: new Map(), gauges: new Map() };
   for (const [name, labels, value] of samples) {
     if (name.startsWith('tenmil_io_') && labels.operation !== undefined) {
       if (name === 'tenmil_io_duration_seconds_bucket') {
@@ -21,6 +21,11 @@ function readSample(samples, at) {
       const row = sample.rows.get(key) ?? { count: 0, bytes: 0, failed: 0, time: 0 };
       row[part] += value;
       sample.rows.set(key, row);
+    } else if (name === 'tenmil_io_limited_operations_total' || name === 'tenmil_io_limit_wait_seconds_total') {
+      const key = JSON.stringify([labels.protocol, labels.export, labels.namespace ?? '', labels.host ?? '']);
+      const row = sample.limits.get(key) ?? { limited: 0, wait: 0 };
+      row[name.includes('wait') ? 'wait' : 'limited'] += value;
+      sample.limits.set(key, row);
     } else if (name === 'tenmil_reactor_busy_seconds_total' || name === 'tenmil_reactor_idle_seconds_total') {
       const reactor = sample.reactors.get(labels.reactor) ?? { busy: 0, idle: 0 };
       reactor[name.includes('busy') ? 'busy' : 'idle'] = value;
@@ -76,6 +81,11 @@ export class History {
         failed: rate(row.failed, base?.failed), time: rate(row.time, base?.time), mean: count > 0 ? (row.time - (base?.time ?? 0)) / count : NaN,
       });
     }
+    const limits = [...now.limits].map(([key, row]) => {
+      const old = before.limits.get(key);
+      const [protocol, export_, namespace, host] = JSON.parse(key);
+      return { protocol, export: export_, namespace, host, limited: rate(row.limited, old?.limited), wait: rate(row.wait, old?.wait) };
+    });
     const buckets = [];
     for (const [key, list] of now.buckets) {
       const old = new Map(before.buckets.get(key) ?? []);
@@ -88,7 +98,7 @@ export class History {
       const [busy, idle] = [Math.max(one.busy - old.busy, 0), Math.max(one.idle - old.idle, 0)];
       return { id, busy: busy + idle > 0 ? busy / (busy + idle) : NaN };
     });
-    this.points.push({ at, rows, buckets, reactors });
+    this.points.push({ at, rows, limits, buckets, reactors });
     if (this.points.length > KEPT) this.points.shift();
   }
 

@@ -68,6 +68,17 @@ function rowActions(state, name) {
   });
 }
 
+/** Buttons of a row of limits: the operation depends on what is limited. */
+function limitActions(state) {
+  return row => {
+    const name = { subsystem: 'subsystem_limits', namespace: 'namespace_limits', host: 'host_limits', 'each-host': 'host_limits', export: 'export' }[row.of];
+    const given = row.of === 'export' ? { name: row.export } : { subsystem: row.export };
+    if (row.of === 'namespace') given.namespace = row.namespace;
+    if (row.of === 'host') given.host = row.host;
+    return [button(state, find(state, 'POST', name), 'Limit', given, `limit-${row.of}-${Object.values(given).join('/')}`, null, row)];
+  };
+}
+
 /** Names of the parameters that select the object of a row: those of the path, required ones, and its name. */
 function keysOf(operation, row) {
   const isKey = one => one.in === 'path' || one.required || ['name', 'device', 'pool'].includes(one.name);
@@ -163,8 +174,8 @@ function io(state) {
     }
     const matches = row => choice.value === '' || row.export === choice.value;
     charts.draw(state.history, matches);
-    replace(live, dataTable(['protocol', 'export', by.value === 'export' ? 'all' : by.value, 'r/s', 'rkB/s', 'r_await_ms', 'w/s', 'wkB/s', 'w_await_ms', 'f/s', 'aqu-sz', 'err/s'].filter(one => one !== 'all'),
-      iostatRows(rows.filter(matches), by.value), { id: 'io', cell: (name, row) => typeof row[name] === 'number' ? row[name].toFixed(name.includes('await') ? 3 : name === 'aqu-sz' ? 2 : 0) : undefined }));
+    replace(live, dataTable(['protocol', 'export', by.value === 'export' ? 'all' : by.value, 'r/s', 'rkB/s', 'r_await_ms', 'w/s', 'wkB/s', 'w_await_ms', 'f/s', 'aqu-sz', 'err/s', 'limited/s', 'limit_wait_ms'].filter(one => one !== 'all'),
+      iostatRows(rows.filter(matches), (point?.limits ?? []).filter(matches), by.value), { id: 'io', cell: (name, row) => typeof row[name] === 'number' ? row[name].toFixed(/await|wait_ms/.test(name) ? 3 : name === 'aqu-sz' ? 2 : 0) : undefined }));
   };
   return {
     element: el('div', {}, el('div', { class: 'toolbar' }, el('label', {}, 'Export ', choice), el('label', {}, 'One line for each ', by)), charts.element, el('h2', {}, 'Since the last reading'), live),
@@ -173,12 +184,13 @@ function io(state) {
 }
 
 /** Rates as `tenmil iostat` shows them. */
-function iostatRows(rows, by) {
+function iostatRows(rows, limits, by) {
   const sums = new Map();
+  const partOf = row => by === 'export' ? '' : row[by] || '–';
+  const keyOf = row => JSON.stringify([row.protocol, row.export, partOf(row)]);
   for (const row of rows) {
-    const part = by === 'export' ? '' : row[by] || '–';
-    const key = JSON.stringify([row.protocol, row.export, part]);
-    const sum = sums.get(key) ?? { protocol: row.protocol, export: row.export, [by]: by === 'export' ? row.export : part, 'r/s': 0, 'rkB/s': 0, r_time: 0, 'w/s': 0, 'wkB/s': 0, w_time: 0, 'f/s': 0, 'aqu-sz': 0, 'err/s': 0 };
+    const [part, key] = [partOf(row), keyOf(row)];
+    const sum = sums.get(key) ?? { protocol: row.protocol, export: row.export, [by]: by === 'export' ? row.export : part, 'r/s': 0, 'rkB/s': 0, r_time: 0, 'w/s': 0, 'wkB/s': 0, w_time: 0, 'f/s': 0, 'aqu-sz': 0, 'err/s': 0, 'limited/s': 0, limit_time: 0 };
     const prefix = { read: 'r', write: 'w', flush: 'f' }[row.operation];
     if (prefix) {
       sum[`${prefix}/s`] += row.count;
@@ -191,7 +203,13 @@ function iostatRows(rows, by) {
     sum['err/s'] += row.failed;
     sums.set(key, sum);
   }
-  return [...sums.values()].map(sum => ({ ...sum, r_await_ms: sum['r/s'] > 0 ? 1e3 * sum.r_time / sum['r/s'] : 0, w_await_ms: sum['w/s'] > 0 ? 1e3 * sum.w_time / sum['w/s'] : 0 }));
+  for (const row of limits) {
+    const sum = sums.get(keyOf(row));
+    if (!sum) continue;
+    sum['limited/s'] += row.limited;
+    sum.limit_time += row.wait;
+  }
+  return [...sums.values()].map(sum => ({ ...sum, r_await_ms: sum['r/s'] > 0 ? 1e3 * sum.r_time / sum['r/s'] : 0, w_await_ms: sum['w/s'] > 0 ? 1e3 * sum.w_time / sum['w/s'] : 0, limit_wait_ms: sum['limited/s'] > 0 ? 1e3 * sum.limit_time / sum['limited/s'] : 0 }));
 }
 
 /** Objects of the configuration, NBD exports and connections. */
@@ -199,7 +217,7 @@ function exportsView(state) {
   const live = el('div');
   const lists = [
     ['subsystems', 'Subsystems'], ['namespaces', 'Namespaces'], ['hosts', 'Hosts'], ['listeners', 'Listeners'],
-    ['exports', 'NBD exports'], ['limits', 'Limits'],
+    ['exports', 'NBD exports'], ['limits', 'Limits', ['of', 'export', 'namespace', 'host', 'iops', 'read_iops', 'write_iops', 'bytes', 'read_bytes', 'write_bytes', 'burst_ms']],
     ['nvme_connections', 'NVMe/TCP connections', ['id', 'peer', 'host', 'subsystem', 'controller', 'queue', 'cipher_suite', 'authentication', 'reactor']],
     ['connections', 'NBD connections', ['id', 'export', 'peer', 'phase', 'in_flight', 'reads', 'writes', 'errors']],
   ];
@@ -207,7 +225,7 @@ function exportsView(state) {
     element: live,
     reads: lists.map(([name]) => name),
     draw() {
-      const found = lists.map(([name, heading, columns]) => listSection(state, name, heading, columns)).filter(Boolean).flat();
+      const found = lists.map(([name, heading, columns]) => listSection(state, name, heading, columns, name === 'limits' ? { actions: limitActions(state) } : {})).filter(Boolean).flat();
       replace(live, found.length ? found : el('p', { class: 'dim' }, 'This process serves neither NVMe/TCP nor NBD.'));
     },
   };
