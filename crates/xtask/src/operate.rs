@@ -6,6 +6,7 @@
 //!                                 │   └── HTTP API ── curl
 //!                                 └────── web page ── Chromium: makes a subsystem, loads it, watches it,
 //!                                                     limits it and removes it; screenshots
+//!   tenmil perf ──NVMe/TCP──▶ tenmil serve ◀──1 000 requests/s, 50 event streams: what they cost the data path
 //! ```
 //!
 //! Everything listens on loopback. A program that is missing is said and its part skipped. The report is
@@ -13,6 +14,8 @@
 
 mod browser;
 mod expressions;
+mod installation;
+mod load;
 mod page_tour;
 mod prometheus;
 mod service;
@@ -20,6 +23,7 @@ mod service;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use installation::Installation;
 use service::Service;
 
 /// Directory of all files.
@@ -30,13 +34,21 @@ const DIRECTORY: &str = "target/operate";
 #[command(after_help = "Examples:
   cargo xtask operate                       everything, with target/debug/tenmil
   cargo xtask operate --only page           the web page alone
+  cargo xtask operate --only load           what 1 000 requests per second cost the data path: two minutes
   cargo xtask operate --binary target/release/tenmil
+  cargo xtask operate --package             everything, with the Debian package of `cargo xtask package`
 Prometheus and promtool are taken from PATH, or downloaded with apt-get and unpacked into target/operate;
 Chromium is chromium-headless-shell, chromium or google-chrome of PATH.")]
 pub(crate) struct OperateOptions {
     /// Program to run as `tenmil`
     #[arg(long, default_value = "target/debug/tenmil")]
     binary: PathBuf,
+    /// Run the Debian package in target/packages instead, as its unit does; needs root
+    #[arg(long, conflicts_with = "binary")]
+    package: bool,
+    /// The package is installed: --package runs this
+    #[arg(long, hide = true)]
+    packaged: bool,
     /// Part to run; without it, all
     #[arg(long, value_enum)]
     only: Option<Part>,
@@ -50,6 +62,8 @@ enum Part {
     Metrics,
     /// The web page in Chromium
     Page,
+    /// What requests cost the data path
+    Load,
 }
 
 /// Results of the checks.
@@ -85,24 +99,57 @@ impl Report {
 /// Runs the checks; returns true if none failed.
 pub(crate) fn run_operate(options: &OperateOptions) -> Result<bool, String> {
     let root = crate::book::repository_root()?;
-    let binary = options.binary.canonicalize().map_err(|why| {
-        format!("no program at {}: {why}; `cargo build`", options.binary.display())
-    })?;
     let directory = root.join(DIRECTORY);
     std::fs::create_dir_all(&directory).map_err(|why| format!("{DIRECTORY}: {why}"))?;
+    if options.package {
+        let package = crate::package::find_package(&root)?;
+        return installation::run_with_package(&package, &directory);
+    }
+    let installation = if options.packaged {
+        Installation::of_package()?
+    } else {
+        let binary = options.binary.canonicalize().map_err(|why| {
+            format!("no program at {}: {why}; `cargo build`", options.binary.display())
+        })?;
+        Installation::of_program(&binary, &directory)
+    };
     let mut report = Report::default();
     let is_wanted = |part| options.only.is_none_or(|only| only == part);
-    let mut service = Service::start(&binary, &directory)?;
+    if [Part::Api, Part::Metrics, Part::Page].into_iter().any(is_wanted) {
+        check_service(&root, &installation, &directory, is_wanted, &mut report)?;
+    }
+    if is_wanted(Part::Load) {
+        println!("load of the API");
+        load::check_load(&installation.binary, &directory, &mut report)?;
+    }
+    let Report { passed, failed, skipped } = &report;
+    println!("{passed} checks passed, {} failed, {} skipped", failed.len(), skipped.len());
+    println!("screenshots and output are in {DIRECTORY}");
+    Ok(failed.is_empty())
+}
+
+/// The parts that look at one service.
+fn check_service(
+    root: &Path,
+    installation: &Installation,
+    directory: &Path,
+    is_wanted: impl Fn(Part) -> bool,
+    report: &mut Report,
+) -> Result<(), String> {
+    if installation.is_package() {
+        println!("the installed package, as its unit runs it");
+    }
+    let mut service = Service::start(installation.clone(), directory)?;
     if is_wanted(Part::Api) {
         println!("API at {} and {}", service.socket().display(), service.url());
-        check_api(&service, &mut report);
+        check_api(&service, report);
     }
     if is_wanted(Part::Metrics) {
         println!("metrics");
-        match prometheus::find_tools(&directory) {
+        match prometheus::find_tools(directory) {
             Ok(tools) => {
                 service.start_load(prometheus::LOAD_SECONDS)?;
-                prometheus::check_metrics(&root, &mut service, &tools, &mut report)?;
+                prometheus::check_metrics(root, &mut service, &tools, report)?;
             }
             Err(why) => report.skip("Prometheus", &why),
         }
@@ -111,7 +158,7 @@ pub(crate) fn run_operate(options: &OperateOptions) -> Result<bool, String> {
         println!("web page");
         match browser::find_program() {
             Some(program) => {
-                let toured = page_tour::check_page(&mut service, program, &directory, &mut report);
+                let toured = page_tour::check_page(&mut service, program, directory, report);
                 if let Err(why) = toured {
                     report.check("the page can be driven", Err(why));
                 }
@@ -119,11 +166,7 @@ pub(crate) fn run_operate(options: &OperateOptions) -> Result<bool, String> {
             None => report.skip("web page", "no Chromium: apt-get install chromium-headless-shell"),
         }
     }
-    drop(service);
-    let Report { passed, failed, skipped } = &report;
-    println!("{passed} checks passed, {} failed, {} skipped", failed.len(), skipped.len());
-    println!("screenshots and output are in {DIRECTORY}");
-    Ok(failed.is_empty())
+    Ok(())
 }
 
 /// Requests of docs/operator/api.md, by curl.

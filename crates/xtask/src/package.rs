@@ -113,6 +113,11 @@ fn make_packages(
     Ok(problems)
 }
 
+/// The Debian package of this version.
+pub(crate) fn find_package(root: &Path) -> Result<PathBuf, String> {
+    debian_package::find_package(&root.join(ROOM))
+}
+
 /// Builds the program, for another target if one is given, and returns its path.
 fn build_program(root: &Path, profile: &str, target: Option<&str>) -> Result<PathBuf, String> {
     let mut cargo = Command::new("cargo");

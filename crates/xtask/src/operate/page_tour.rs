@@ -13,6 +13,8 @@ use super::service::Service;
 /// Time limit for the page to show something: it reads every 2 s.
 const SHOWN_MAX: Duration = Duration::from_secs(20);
 const NEW: &str = "nqn.2026-01.org.tenmil:made-by-the-page";
+/// Limit that the page sets: less than the load needs.
+const LIMIT_IOPS: u32 = 100;
 /// Name of a volume that is markup and a script.
 const HOSTILE: &str =
     "<img src=x onerror=\"document.title='pwned'\"><script>document.title='pwned'</script>";
@@ -58,7 +60,7 @@ pub(super) fn check_page(
     });
     report.check("it is limited", tour.limit());
     report.check("it is removed", tour.remove_subsystem());
-    let saved = std::fs::read_to_string(directory.join("target.toml")).unwrap_or_default();
+    let saved = std::fs::read_to_string(service.config_file()).unwrap_or_default();
     report.check("the configuration file is as before, with its comment", {
         let is_kept = saved.starts_with("# kept") && !saved.contains(NEW);
         if is_kept { Ok(String::new()) } else { Err(saved) }
@@ -177,35 +179,46 @@ impl Tour<'_> {
         Ok(format!("{} reads/s", self.browser.evaluate(rate)?))
     }
 
-    /// A limit, if this build has limits of namespaces; otherwise the namespace becomes read-only.
+    /// Limits the namespace in the table of limits, and waits until the I/O view shows the rate and the time
+    /// waited.
     fn limit(&mut self) -> Result<String, String> {
         self.go("exports")?;
-        self.wait(&format!("row({}) !== undefined", json!(NEW)))?;
-        let namespace = "[...document.querySelectorAll('main tr')].find(one => one.innerText.includes('made-by') && one.innerText.includes('ram:64m'))";
-        self.browser.evaluate(&format!("press({namespace}, 'Change')"))?;
-        let fields = self.browser.evaluate(
-            "[...document.querySelector('dialog form').elements].map(one => one.name).join(' ')",
-        )?;
-        let fields = fields.as_str().unwrap_or_default().to_owned();
-        let (name, value) = if fields.contains("limit_iops") {
-            ("limit_iops", "100")
-        } else {
-            ("read_only", "true")
-        };
-        self.browser.evaluate(&format!("fill({})", json!({ name: value })))?;
+        let row = "[...document.querySelectorAll('main tr')].find(one => one.innerText.includes('made-by') \
+                   && one.cells[0].innerText === 'namespace' && [...one.querySelectorAll('button')].length > 0)";
+        self.wait(&format!("{row} !== undefined"))?;
+        self.browser.evaluate(&format!("press({row}, 'Limit')"))?;
+        self.browser.evaluate(&format!("fill({})", json!({ "iops": LIMIT_IOPS.to_string() })))?;
         self.wait("document.querySelector('dialog [data-result=done]') !== null || document.querySelector('dialog .message.bad') !== null")?;
-        self.done_or_open()?;
-        self.shot("limited")?;
-        self.browser.evaluate("document.querySelector('dialog').close(); true")?;
-        Ok(format!("{name} is {value}"))
-    }
-
-    fn done_or_open(&mut self) -> Result<(), String> {
         let refused = "document.querySelector('dialog .message.bad')?.innerText ?? ''";
         match self.browser.evaluate(refused)?.as_str() {
-            Some("") | None => Ok(()),
-            Some(why) => Err(why.to_owned()),
+            Some("") | None => {}
+            Some(why) => return Err(why.to_owned()),
         }
+        self.browser.evaluate("document.querySelector('dialog').close(); true")?;
+        self.wait(&format!("{row}.innerText.includes('{LIMIT_IOPS}')"))?;
+        self.shot("limits")?;
+        self.go("io")?;
+        let cell = |name: &str| {
+            let header = "[...document.querySelectorAll('main th')]";
+            format!(
+                "Number(row('made-by')?.cells[{header}.findIndex(one => one.textContent === {})]?.innerText ?? NaN)",
+                json!(name)
+            )
+        };
+        let [reads, writes, waited, wait] = ["r/s", "w/s", "limited/s", "limit wait ms"].map(cell);
+        let most = 1.2 * f64::from(LIMIT_IOPS);
+        self.wait(&format!(
+            "{reads} + {writes} > 0 && {reads} + {writes} < {most} && {waited} > 0 && {wait} > 0"
+        ))?;
+        std::thread::sleep(Duration::from_secs(4));
+        self.shot("limited")?;
+        let shown = format!(
+            "`${{{reads} + {writes}}} I/O/s, of which ${{{waited}}} waited ${{{wait}}} ms in the mean`"
+        );
+        let shown = self.browser.evaluate(&shown)?;
+        self.go("exports")?;
+        self.wait(&format!("row({}) !== undefined", json!(NEW)))?;
+        Ok(format!("{LIMIT_IOPS} I/O/s: {}", shown.as_str().unwrap_or_default()))
     }
 
     fn remove_subsystem(&mut self) -> Result<String, String> {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::installation::Installation;
 use super::{curl, run_program};
 
 /// Time limit for the start.
@@ -18,7 +19,7 @@ const VOLUME: &str = "nqn.2026-01.org.tenmil:volume";
 /// A serving process and the loads on it. Dropping it ends them.
 #[derive(Debug)]
 pub(super) struct Service {
-    binary: PathBuf,
+    installation: Installation,
     directory: PathBuf,
     port: u16,
     api_port: u16,
@@ -27,27 +28,31 @@ pub(super) struct Service {
 
 impl Service {
     /// Starts two servers: a far one, and the one that is looked at, with a path to the far one.
-    pub(super) fn start(binary: &Path, directory: &Path) -> Result<Self, String> {
+    pub(super) fn start(installation: Installation, directory: &Path) -> Result<Self, String> {
         let [far, port, api_port] = [free_port()?, free_port()?, free_port()?];
         let mut service = Self {
-            binary: binary.to_owned(),
+            installation,
             directory: directory.to_owned(),
             port,
             api_port,
             children: Vec::new(),
         };
-        for name in ["pool", "leg-a", "leg-b", "control"] {
-            let _ = std::fs::remove_file(directory.join(name));
+        let Installation { data, control, .. } = &service.installation;
+        let data = data.clone();
+        let _ = std::fs::remove_file(control);
+        for name in ["pool", "leg-a", "leg-b"] {
+            let _ = std::fs::remove_file(data.join(name));
         }
-        let at = |name: &str| directory.join(name).display().to_string();
-        service.write_token()?;
+        let at = |name: &str| data.join(name).display().to_string();
+        service.write_file(&service.installation.token, TOKEN)?;
         let [pool, a, b] = ["pool", "leg-a", "leg-b"].map(at);
         service.run(&["pool", "create", &format!("file:{pool}?size=256m"), "--name", "tank"])?;
         let volume = format!("volume:[file:{pool}]/db");
         service.run(&["volume", "create", &volume, "--size", "64m"])?;
         let legs = [a, b].map(|leg| format!("file:{leg}?size=64m"));
         service.run(&["mirror", "create", &legs[0], &legs[1]])?;
-        service.serve("far", &["ram:64m", "-l", &format!("tcp://127.0.0.1:{far}")])?;
+        service
+            .start_server("far", &["serve", "ram:64m", "-l", &format!("tcp://127.0.0.1:{far}")])?;
         let path = format!("tcp://127.0.0.1:{far}/{DISK}");
         let mirror = format!("mirror:[{}],[{}]", legs[0], legs[1]);
         let subsystem = |nqn: &str, uris: [&str; 2]| {
@@ -60,22 +65,14 @@ impl Service {
             subsystem(DISK, ["ram:256m", &path]),
             subsystem(VOLUME, [&volume, &mirror]),
         );
-        std::fs::write(directory.join("target.toml"), config).map_err(|why| why.to_string())?;
-        let (control, token, config) = (at("control"), at("token"), at("target.toml"));
+        service.write_file(&service.installation.config, &config)?;
+        let Installation { control, token, arguments, .. } = service.installation.clone();
+        let (control, token) = (control.display().to_string(), token.display().to_string());
         let listen = format!("127.0.0.1:{api_port}");
-        service.serve(
-            "served",
-            &[
-                "--config",
-                &config,
-                "--control",
-                &control,
-                "--control-listen",
-                &listen,
-                "--control-token",
-                &token,
-            ],
-        )?;
+        let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        arguments.extend(["--control", &control, "--control-listen", &listen]);
+        arguments.extend(["--control-token", &token]);
+        service.start_server("served", &arguments)?;
         Ok(service)
     }
 
@@ -90,7 +87,7 @@ impl Service {
     }
 
     pub(super) fn socket(&self) -> PathBuf {
-        self.directory.join("control")
+        self.installation.control.clone()
     }
 
     pub(super) fn token(&self) -> &'static str {
@@ -98,7 +95,11 @@ impl Service {
     }
 
     pub(super) fn token_file(&self) -> PathBuf {
-        self.directory.join("token")
+        self.installation.token.clone()
+    }
+
+    pub(super) fn config_file(&self) -> &Path {
+        &self.installation.config
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -123,7 +124,7 @@ impl Service {
         let uri = format!("tcp://127.0.0.1:{}/{nqn}/{namespace}", self.port);
         let log = std::fs::File::create(self.directory.join("perf.log"))
             .map_err(|why| why.to_string())?;
-        let mut command = Command::new(&self.binary);
+        let mut command = Command::new(&self.installation.binary);
         command.args(["perf", &uri, "-w", "randrw", "-q", "4", "-t", &seconds.to_string()]);
         command.arg("--overwrite").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.children.push(command.spawn().map_err(|why| format!("start perf: {why}"))?);
@@ -146,15 +147,15 @@ impl Service {
     }
 
     fn run(&self, arguments: &[&str]) -> Result<String, String> {
-        run_program(Command::new(&self.binary).args(arguments))
+        run_program(self.installation.command().args(arguments))
     }
 
     /// Starts `tenmil serve` and waits for its ready message.
-    fn serve(&mut self, name: &str, arguments: &[&str]) -> Result<(), String> {
+    fn start_server(&mut self, name: &str, arguments: &[&str]) -> Result<(), String> {
         let file = |kind: &str| self.directory.join(format!("{name}.{kind}"));
         let open = |path: PathBuf| std::fs::File::create(path).map_err(|why| why.to_string());
-        let mut command = Command::new(&self.binary);
-        command.arg("serve").args(arguments).args(["--json", "--exit-with-parent"]);
+        let mut command = self.installation.command();
+        command.args(arguments).args(["--json", "--exit-with-parent"]);
         command.stdin(Stdio::null()).stdout(open(file("out"))?).stderr(open(file("err"))?);
         let mut child = command.spawn().map_err(|why| format!("start {name}: {why}"))?;
         let begun = Instant::now();
@@ -171,13 +172,16 @@ impl Service {
         Ok(())
     }
 
-    fn write_token(&self) -> Result<(), String> {
+    /// Writes a file that only the service may access.
+    fn write_file(&self, path: &Path, text: &str) -> Result<(), String> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;
         let mut options = std::fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        let file = options.open(self.token_file());
-        file.and_then(|mut file| file.write_all(TOKEN.as_bytes())).map_err(|why| why.to_string())
+        let file = options.open(path);
+        let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+        written.map_err(|why| format!("{}: {why}", path.display()))?;
+        self.installation.give(path)
     }
 }
 
