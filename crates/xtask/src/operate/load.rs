@@ -119,6 +119,9 @@ pub(super) fn check_load(
 }
 
 /// Counts instructions of the data thread for an I/O, quiet and loaded.
+///
+/// Only one thread of a process in valgrind runs at a time, so the API answers far fewer requests there, also
+/// for each command of the data path: the result has their number. At the full rate, CPU time is measured.
 fn check_instructions(binary: &Path, directory: &Path, report: &mut Report) -> Result<(), String> {
     if run_program(Command::new("valgrind").arg("--version")).is_err() {
         report.skip("instructions of the data thread", "no valgrind: apt-get install valgrind");
