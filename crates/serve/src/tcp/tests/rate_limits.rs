@@ -120,6 +120,8 @@ fn held_commands_start_in_their_order_and_before_later_ones() {
     for ms in 0..400 {
         if ms % 7 == 0 {
             submitted.push(submit(&mut rig, line, IoOpcode::Read, 1));
+            // It is in the socket when the target polls next.
+            rig.lines[line].poll_once(rig.now);
         }
         rig.advance_time(Span::from_ms(1));
         completed.extend(std::mem::take(&mut rig.lines[line].done).into_keys());
