@@ -127,6 +127,7 @@ fn build_program(root: &Path, profile: &str, target: Option<&str>) -> Result<Pat
     let mut path = target_directory(root);
     if let Some(target) = target {
         cargo.args(["--target", target]);
+        cargo.env("RUSTFLAGS", static_program::link_flags()?);
         path.push(target);
     }
     run_command("build tenmil", &mut cargo)?;
