@@ -8,6 +8,8 @@ import { VIEWS } from './views.js';
 
 const INTERVAL_MS = 2_000;
 const EVENTS_KEPT = 500;
+/** Time between two drawings of events. */
+const EVENTS_INTERVAL_MS = 250;
 
 /** What all views share. */
 const state = {
@@ -25,6 +27,7 @@ const main = document.getElementById('main');
 const stateLine = document.getElementById('state');
 let view = null;
 let timer = null;
+let eventsTimer;
 let isUpdating = false;
 let isAsking = false;
 
@@ -125,6 +128,14 @@ document.addEventListener('keydown', event => {
   found[2]();
 });
 
+/** Draws the view if it shows events, at most once in each interval, however many events come. */
+function drawEventsSoon() {
+  eventsTimer ??= setTimeout(() => {
+    eventsTimer = undefined;
+    if (view?.drawsEvents) view.draw();
+  }, EVENTS_INTERVAL_MS);
+}
+
 function start() {
   const theme = localStorage.getItem('tenmil-theme');
   if (theme === 'dark' || theme === 'light') document.documentElement.dataset.theme = theme;
@@ -137,7 +148,7 @@ function start() {
   events(event => {
     state.events.unshift(event);
     state.events.length = Math.min(state.events.length, EVENTS_KEPT);
-    if (view?.drawsEvents) view.draw();
+    drawEventsSoon();
   }, isLive => { state.eventsLive = isLive; }, new AbortController().signal);
   try {
     showView();
