@@ -52,12 +52,21 @@ function button(state, operation, text, given, key, tone, present) {
 
 const SINGULAR = name => name.replace(/ies$/, 'y').replace(/s$/, '');
 
+/** Method that limits the elements of a list, and its parameters for a row. */
+const LIMIT_OF = {
+  subsystems: ['subsystem_limits', row => ({ subsystem: row.nqn })],
+  namespaces: ['namespace_limits', row => ({ subsystem: row.subsystem, namespace: row.nsid })],
+  exports: ['export_limits', row => ({ name: row.name })],
+};
+
 /** Buttons of a row of the list `name`: what can be done with one of its elements. */
 function rowActions(state, name) {
   const changes = state.operations.filter(one => one.segments[0] === name && one.segments.length > 1 && one.method !== 'GET');
   const set = find(state, 'POST', SINGULAR(name));
   if (!changes.length && !set) return undefined;
-  return row => [...changes, set].filter(Boolean).map(operation => {
+  const [limit, givenOf] = LIMIT_OF[name] ?? [];
+  const limitButton = row => limit && button(state, find(state, 'POST', limit), 'Limit', givenOf(row), `limit-${name}-${Object.values(givenOf(row)).join('/')}`);
+  return row => [limitButton(row), limit ? ' ' : null, ...[...changes, set].filter(Boolean).map(operation => {
     const keys = operation.parameters.filter(one => one.in === 'path' || one.required);
     // A row that stands for several objects, as for all other hosts, has no key.
     if (keys.some(one => one.in === 'path' && (row[one.name] === null || row[one.name] === undefined))) return null;
@@ -65,13 +74,13 @@ function rowActions(state, name) {
     const key = `${operation.method}-${name}-${Object.values(given).join('/')}`;
     const text = verb(operation) === 'Apply' ? 'Change' : verb(operation);
     return [button(state, operation, text, given, key, operation.method === 'DELETE' ? 'danger' : null, row), ' '];
-  });
+  })];
 }
 
 /** Buttons of a row of limits: the operation depends on what is limited. */
 function limitActions(state) {
   return row => {
-    const name = { subsystem: 'subsystem_limits', namespace: 'namespace_limits', host: 'host_limits', 'each-host': 'host_limits', export: 'export' }[row.of];
+    const name = { subsystem: 'subsystem_limits', namespace: 'namespace_limits', host: 'host_limits', 'each-host': 'host_limits', export: 'export_limits' }[row.of];
     const given = row.of === 'export' ? { name: row.export } : { subsystem: row.export };
     if (row.of === 'namespace') given.namespace = row.namespace;
     if (row.of === 'host') given.host = row.host;

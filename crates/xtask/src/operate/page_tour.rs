@@ -179,14 +179,20 @@ impl Tour<'_> {
         Ok(format!("{} reads/s", self.browser.evaluate(rate)?))
     }
 
-    /// Limits the namespace in the table of limits, and waits until the I/O view shows the rate and the time
-    /// waited.
+    /// Limits the namespace by the button of its row, and waits until the table of limits has it and the I/O view
+    /// shows the rate and the time waited.
     fn limit(&mut self) -> Result<String, String> {
         self.go("exports")?;
-        let row = "[...document.querySelectorAll('main tr')].find(one => one.innerText.includes('made-by') \
-                   && one.cells[0].innerText === 'namespace' && [...one.querySelectorAll('button')].length > 0)";
-        self.wait(&format!("{row} !== undefined"))?;
-        self.browser.evaluate(&format!("press({row}, 'Limit')"))?;
+        let found = |condition: &str| {
+            format!(
+                "[...document.querySelectorAll('main tr')].find(one => \
+                 one.innerText.includes('made-by') && {condition})"
+            )
+        };
+        let namespace = found("one.innerText.includes('ram:64m')");
+        let row = found("one.cells[0].innerText === 'namespace'");
+        self.wait(&format!("{namespace} !== undefined"))?;
+        self.browser.evaluate(&format!("press({namespace}, 'Limit')"))?;
         self.browser.evaluate(&format!("fill({})", json!({ "iops": LIMIT_IOPS.to_string() })))?;
         self.wait("document.querySelector('dialog [data-result=done]') !== null || document.querySelector('dialog .message.bad') !== null")?;
         let refused = "document.querySelector('dialog .message.bad')?.innerText ?? ''";
@@ -195,7 +201,7 @@ impl Tour<'_> {
             Some(why) => return Err(why.to_owned()),
         }
         self.browser.evaluate("document.querySelector('dialog').close(); true")?;
-        self.wait(&format!("{row}.innerText.includes('{LIMIT_IOPS}')"))?;
+        self.wait(&format!("{row}?.innerText.includes('{LIMIT_IOPS}') === true"))?;
         self.shot("limits")?;
         self.go("io")?;
         let cell = |name: &str| {
