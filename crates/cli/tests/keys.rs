@@ -332,8 +332,8 @@ fn keys_are_rotated_while_a_host_reads_and_writes() {
         fixture.command(&["perf", &uri("old", ""), "-w", "randrw", "--overwrite", "-t", "4"]);
     let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     reload(&["old", "new"]);
-    let paths = rows_of_a_process(&fixture, load.id(), "paths");
-    assert_eq!((&paths[0]["authenticated"], &paths[0]["tls"]), (&Value::Bool(true), &Value::Null));
+    let path = connected_path(&fixture, load.id());
+    assert_eq!((&path["authenticated"], &path["tls"]), (&Value::Bool(true), &Value::Null));
     accepted(&uri("old", ""));
     accepted(&uri("new", ""));
     let load = load.wait_with_output().unwrap();
@@ -343,18 +343,18 @@ fn keys_are_rotated_while_a_host_reads_and_writes() {
     refused(&uri("old", ""), "authentication");
 }
 
-/// Rows of a method of a process that may be starting.
-fn rows_of_a_process(fixture: &Fixture, pid: u32, method: &str) -> Value {
+/// The first path of a process to a remote device, once it is authenticated.
+fn connected_path(fixture: &Fixture, pid: u32) -> Value {
     let pid = pid.to_string();
-    for _ in 0..100 {
-        let output = fixture.run(&["get", method, "--pid", &pid, "--json"]);
-        let rows: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
-        if rows.as_array().is_some_and(|rows| !rows.is_empty()) {
-            return rows;
+    for _ in 0..250 {
+        let output = fixture.run(&["get", "paths", "--pid", &pid, "--json"]);
+        let paths: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        if paths[0]["authenticated"] == true {
+            return paths[0].clone();
         }
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    panic!("no row of {method} in process {pid}");
+    panic!("no authenticated path in process {pid}");
 }
 
 /// Ends the target with a core dump and returns its bytes; `None` where the kernel writes it elsewhere
