@@ -101,6 +101,7 @@ pub mod socket;
 pub mod socket_stream;
 mod step_timer;
 pub mod storage_file;
+mod stream_socket;
 mod sync;
 pub mod tc_flower;
 pub mod tcp_connection;

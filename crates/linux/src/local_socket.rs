@@ -5,7 +5,7 @@
 //! the `wait_*` functions, which have a time limit.
 
 use std::fs::Permissions;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,7 +14,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::net::sockopt::{self, Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -25,6 +25,7 @@ use tenmil_base::Span;
 
 use crate::running_processes::linked_pid;
 use crate::runtime_directory::RuntimeDirectory;
+use crate::stream_socket::{receive_available, send_available, wait_for_poll_flags};
 
 /// Listening Unix socket.
 #[derive(Debug)]
@@ -245,29 +246,12 @@ impl LocalConnection {
 
     /// Receives what is available, up to the length of `into`.
     pub fn receive(&self, into: &mut [u8]) -> io::Result<RecvResult> {
-        loop {
-            return match (&self.stream).read(into) {
-                Ok(0) => Ok(RecvResult::Eof),
-                Ok(count) => Ok(RecvResult::Bytes(count)),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => Ok(RecvResult::WouldBlock),
-                    io::ErrorKind::Interrupted => continue,
-                    io::ErrorKind::ConnectionReset => Ok(RecvResult::Eof),
-                    _ => Err(error),
-                },
-            };
-        }
+        receive_available(&self.stream, into)
     }
 
     /// Sends as much of `bytes` as fits, and returns the number of bytes.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            return match (&self.stream).write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                sent => sent,
-            };
-        }
+        send_available(&self.stream, bytes)
     }
 
     /// Receives what is available, up to the length of `into`, with the descriptors passed along.
@@ -345,25 +329,6 @@ impl LocalConnection {
     /// Waits up to `timeout` until data can be sent, or the peer has closed. Returns whether so.
     pub fn wait_to_send(&self, timeout: Span) -> io::Result<bool> {
         wait_for_poll_flags(self.stream.as_fd(), PollFlags::OUT, timeout)
-    }
-}
-
-/// Waits up to `timeout` for one of `flags`. Returns whether one is set.
-pub(crate) fn wait_for_poll_flags(
-    socket: BorrowedFd<'_>,
-    flags: PollFlags,
-    timeout: Span,
-) -> io::Result<bool> {
-    let mut entries = [PollFd::new(&socket, flags)];
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.ns / 1_000_000_000).unwrap_or(i64::MAX),
-        tv_nsec: i64::try_from(timeout.ns % 1_000_000_000).unwrap_or(0),
-    };
-    match poll(&mut entries, Some(&timeout)) {
-        Ok(count) => Ok(count > 0),
-        // Interrupted by a signal handler: a spurious return.
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! TCP connection of a client that waits with a time limit, as [`crate::local_socket::LocalConnection`]
 //! is one over a Unix socket. The data path has its own, [`crate::socket`].
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 use tenmil_base::Span;
 
-use crate::local_socket::{RecvResult, wait_for_poll_flags};
+use crate::local_socket::RecvResult;
+use crate::stream_socket::{receive_available, send_available, wait_for_poll_flags};
 
 /// Connected TCP socket that does not block.
 #[derive(Debug)]
@@ -38,18 +39,7 @@ impl TcpConnection {
     ///
     /// The error of the system call.
     pub fn receive(&self, into: &mut [u8]) -> io::Result<RecvResult> {
-        loop {
-            return match (&self.stream).read(into) {
-                Ok(0) => Ok(RecvResult::Eof),
-                Ok(count) => Ok(RecvResult::Bytes(count)),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => Ok(RecvResult::WouldBlock),
-                    io::ErrorKind::Interrupted => continue,
-                    io::ErrorKind::ConnectionReset => Ok(RecvResult::Eof),
-                    _ => Err(error),
-                },
-            };
-        }
+        receive_available(&self.stream, into)
     }
 
     /// Sends as much of `bytes` as fits, and returns the number of bytes.
@@ -58,13 +48,7 @@ impl TcpConnection {
     ///
     /// The error of the system call.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            return match (&self.stream).write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                sent => sent,
-            };
-        }
+        send_available(&self.stream, bytes)
     }
 
     /// Waits up to `timeout` until data can be received. Returns whether it can.
