@@ -1,5 +1,5 @@
-//! Export of metrics and traces to an OpenTelemetry collector: what a collector receives, and that a dead one
-//! disturbs nobody.
+//! Export of metrics and traces to an OpenTelemetry collector: what a collector receives, and that one
+//! that does not respond delays no I/O.
 
 #![expect(clippy::unwrap_used, reason = "a test may")]
 #![allow(clippy::disallowed_methods, reason = "it listens, and reads files of its own")]
@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -28,7 +29,7 @@ impl Served {
         let root = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
         command.args(["serve", "delay:[ram:8m]?read=20ms", "-l", "tcp://127.0.0.1:0", "--json"]);
-        command.args(["--slow-io", "10ms", "--instance", "exporting"]);
+        command.args(["--slow-io", "10ms", "--instance", "exporting", "--control", "control"]);
         command.args(["--otlp-endpoint", endpoint]);
         command.env("XDG_RUNTIME_DIR", root.path()).current_dir(root.path());
         command.env("OTEL_METRIC_EXPORT_INTERVAL", "300").env("OTEL_BSP_SCHEDULE_DELAY", "200");
@@ -52,6 +53,16 @@ impl Served {
         let uri = format!("tcp://127.0.0.1:{}/{NQN}/1", self.port);
         let output = self.run(&["perf", &uri, "-t", "0.3", "-a", "0.1", "-q", "1"]);
         assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Value of a series of `/metrics`.
+    fn metric(&self, series: &str) -> f64 {
+        let mut stream = UnixStream::connect(self.root.path().join("control")).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: t\r\nConnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(series)).unwrap_or_default();
+        value.trim().parse().unwrap_or_else(|_| panic!("no {series} in {text}"))
     }
 
     fn log(&self) -> String {
@@ -171,7 +182,7 @@ fn collector_receives_metrics_and_spans() {
 }
 
 #[test]
-fn dead_collector_disturbs_nobody_and_its_failures_are_counted() {
+fn collector_that_does_not_respond_delays_no_io_and_failures_are_counted() {
     if !tenmil_rpc::HAS_OTLP {
         eprintln!("skipped: built without the feature otlp");
         return;
@@ -190,6 +201,14 @@ fn dead_collector_disturbs_nobody_and_its_failures_are_counted() {
         while is_closed && !served.log().contains("does not accept it: ") {
             assert!(begin.elapsed() < TIME_LIMIT, "{}", served.log());
             std::thread::sleep(Duration::from_millis(50));
+        }
+        if is_closed {
+            let failed =
+                served.metric("tenmil_otlp_requests_total{signal=\"metrics\",result=\"failed\"}");
+            assert!(failed >= 1.0, "{failed}");
+            let accepted =
+                served.metric("tenmil_otlp_requests_total{signal=\"metrics\",result=\"accepted\"}");
+            assert!(accepted == 0.0, "{accepted}");
         }
     }
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));

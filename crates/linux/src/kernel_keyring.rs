@@ -398,6 +398,10 @@ impl std::error::Error for KernelKeyringError {}
 mod tests {
     use super::{KernelKeyring, KernelKeyringProblem, serial_of_keyring};
 
+    /// Operation that sets the rights of a key, and all rights for possessors only (keyctl.h, keyrings(7)).
+    const KEYCTL_SETPERM: libc::c_ulong = 5;
+    const POSSESSOR_ALL: libc::c_ulong = 0x3f00_0000;
+
     /// A keyring of this process; `None` where the kernel has none.
     fn process_keyring(name: &str) -> Option<KernelKeyring> {
         KernelKeyring::create_for_process(name).inspect_err(|why| println!("skipped: {why}")).ok()
@@ -448,17 +452,24 @@ mod tests {
 
     #[test]
     fn held_keyring_is_found_and_read_by_threads_started_later() {
-        let Some(keyring) = process_keyring("tenmil-held") else { return };
+        // Only this thread possesses it, and other users of the key have no right to it.
+        let name = "tenmil-held";
+        let added = super::add_key("keyring", name, &[], super::KEY_SPEC_THREAD_KEYRING);
+        let Ok(serial) = added else { return println!("skipped: no keyrings") };
+        let keyring = KernelKeyring { serial, name: name.to_owned() };
         let key = keyring.insert("user", "held", b"payload").unwrap();
-        super::join_new_session().unwrap();
-        keyring.hold().unwrap();
+        for serial in [key.serial, serial] {
+            super::keyctl(KEYCTL_SETPERM, serial, POSSESSOR_ALL, 0).unwrap();
+        }
         let read = move || {
-            let found = KernelKeyring::find("tenmil-held").unwrap();
-            (found.find_key("user", "held").unwrap(), found.read_key(&key).unwrap().to_vec())
+            let found = KernelKeyring::find(name).ok()?;
+            let found_key = found.find_key("user", "held").ok()??;
+            Some(found.read_key(&found_key).ok()?.to_vec())
         };
-        let (found, payload) = std::thread::spawn(read).join().unwrap();
-        assert!(found.is_some());
-        assert_eq!(payload, b"payload");
+        super::join_new_session().unwrap();
+        assert_eq!(std::thread::spawn(read).join().unwrap(), None, "it is not held yet");
+        keyring.hold().unwrap();
+        assert_eq!(std::thread::spawn(read).join().unwrap(), Some(b"payload".to_vec()));
     }
 
     #[test]

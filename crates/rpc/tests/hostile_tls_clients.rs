@@ -129,7 +129,7 @@ fn malformed(hello: &[u8], random: &mut Random) -> Vec<u8> {
 }
 
 #[test]
-fn malformed_and_endless_handshakes_cost_bounded_memory_and_delay_nobody() {
+fn malformed_and_endless_handshakes_cost_bounded_memory_and_delay_no_other_client() {
     let Some(served) = start_server() else { return };
     let hello = client_hello(&served);
     let clock = Clock::start();
