@@ -48,8 +48,8 @@ reads_log() {
     nvme discover $AT >/dev/null
     count=$(grep -c 'NVME_AEN=0x70f002' uevents.log)
 }
-# told: the discovery log has changed since `reads_log`.
-told() { [ "$(grep -c 'NVME_AEN=0x70f002' uevents.log)" -gt "$count" ]; }
+# notified: the discovery log has changed since `reads_log`.
+notified() { [ "$(grep -c 'NVME_AEN=0x70f002' uevents.log)" -gt "$count" ]; }
 
 check 'nvme connect' nvme connect $AT -n $SUBSYSTEM --nr-io-queues 2 || exit 1
 # controller PORT [SUBSYSTEM]: that of the subsystem by that port.
@@ -93,7 +93,7 @@ check 'a host is created' tenmil host create $SUBSYSTEM nqn.2026-01.example:some
 check 'the namespace is for that host only' \
     tenmil namespace set $SUBSYSTEM 7 --allowed-hosts nqn.2026-01.example:somebody
 lacks() { ! disk "$1"; }
-check 'Linux has it no more' within 10 lacks 7
+check 'Linux removes it' within 10 lacks 7
 check 'the namespace is for all' tenmil namespace set $SUBSYSTEM 7 --unset allowed-hosts
 check 'Linux has it again' within 10 disk 7
 check 'it becomes read-only' tenmil namespace set $SUBSYSTEM 7 --read-only
@@ -102,7 +102,7 @@ check 'and writable again' tenmil namespace set $SUBSYSTEM 7 --read-only=false
 writable() { dd if=/dev/zero of="$(disk 7)" bs=4k count=1 oflag=direct; }
 check 'a write succeeds' within 10 writable
 check 'the namespace is deleted' tenmil namespace delete $SUBSYSTEM 7
-check 'Linux has it no more, again' within 10 lacks 7
+check 'Linux removes it, too' within 10 lacks 7
 check 'the connections are those of the beginning' same
 
 # Subsystems, hosts.
@@ -111,7 +111,7 @@ check 'a subsystem is created' tenmil subsystem create $OTHER
 check 'with a namespace' tenmil namespace create $OTHER ram:16m --nsid 3
 check 'a host that is on no list is refused' refused nvme connect $AT -n $OTHER --nr-io-queues 1
 check 'the host is created' tenmil host create $OTHER $HOST
-check 'Linux is told by the discovery service' within 10 told
+check 'the discovery service notifies Linux' within 10 notified
 shows 'nvme discover finds it' $OTHER nvme discover $AT
 check 'Linux connects' nvme connect $AT -n $OTHER --nr-io-queues 1 --ctrl-loss-tmo=5 --reconnect-delay=1
 check 'its namespace is a disk' within 20 disk 3
@@ -120,7 +120,7 @@ reads_log
 check 'the host is deleted' tenmil host delete $OTHER $HOST
 left() { [ -z "$(controller 4420 $OTHER)" ]; }
 check 'Linux loses the controller' within 40 left
-check 'and is told' within 10 told
+check 'after a notification' within 10 notified
 check 'the subsystem is deleted' tenmil subsystem delete $OTHER
 check 'a wrong name is refused' refused tenmil subsystem create foo
 check 'the connections are those of the beginning, too' same
@@ -128,7 +128,7 @@ check 'the connections are those of the beginning, too' same
 # Listeners, and ANA states of a subsystem that had none.
 reads_log
 check 'a listener is created' tenmil listener create 127.0.0.1:4421
-check 'Linux is told of it' within 10 told
+check 'the discovery service notifies Linux of it' within 10 notified
 shows 'nvme discover has it' 'trsvcid: *4421' nvme discover $AT
 check 'Linux connects by it' nvme connect -t tcp -a 127.0.0.1 -s 4421 -n $SUBSYSTEM --nr-io-queues 1
 # state PORT: what Linux takes the path by that port for.
