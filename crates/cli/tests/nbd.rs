@@ -77,15 +77,16 @@ fn stale_socket_is_replaced_and_a_live_one_is_not() {
 
 #[test]
 fn invalid_serve_arguments_are_rejected_by_name() {
+    let directory = tempfile::tempdir().unwrap();
     for (line, expected) in [
         ("serve ram:1m", "--listen"),
         ("serve ram:1m --listen udp://x", "`udp://x` is no address to listen at, expected nbd:"),
-        ("serve tape: --listen nbd:/tmp/x", "no devices of kind `tape`"),
+        ("serve tape: --listen nbd:x", "no devices of kind `tape`"),
         ("serve ram:1m --listen nbd:/no/such/place", "listen at /no/such/place: "),
-        ("serve ram:1m --listen nbd:/tmp --read-only", "a file lies there that is no socket"),
+        ("serve ram:1m --listen nbd:. --read-only", "a file lies there that is no socket"),
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_tenmil")).args(line.split(' ')).output();
-        let output = output.unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        let output = command.args(line.split(' ')).current_dir(&directory).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{line}");
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(expected), "{line}: {text}");
@@ -95,11 +96,12 @@ fn invalid_serve_arguments_are_rejected_by_name() {
 #[test]
 fn writable_export_beyond_loopback_requires_permission() {
     // There is no such file, so none of these serves anything.
+    let directory = tempfile::tempdir().unwrap();
     let refusal = |more: &str| {
-        let line = format!("serve file:/no/such/file --listen nbd:/tmp/x {more}");
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_tenmil")).args(line.trim().split(' ')).output();
-        let output = output.unwrap();
+        let line = format!("serve file:/no/such/file --listen nbd:x {more}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tenmil"));
+        let command = command.args(line.trim().split(' ')).current_dir(&directory);
+        let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{line}");
         String::from_utf8(output.stderr).unwrap()
     };
