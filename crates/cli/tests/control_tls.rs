@@ -43,6 +43,7 @@ impl Credentials {
         }
         for (name, ca, usage) in [
             ("server", "ca", "serverAuth"),
+            ("renewed", "other-ca", "serverAuth"),
             ("client", "ca", "clientAuth"),
             ("other-client", "other-ca", "clientAuth"),
         ] {
@@ -205,6 +206,53 @@ fn program_is_its_own_client(files: &Credentials, process: &ServeProcess, port: 
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("\"set\"") && text.contains("client 127.0.0.1:"), "{text}");
+}
+
+#[test]
+fn credentials_are_read_again_on_sighup_and_stay_if_one_is_unusable() {
+    let Some(files) = Credentials::write() else { return };
+    let (process, port) = files.serve(&format!("--control-token {}", files.path("token")));
+    let get = |ca: &str, token: &str| {
+        let url = format!("https://127.0.0.1:{port}/v1/process");
+        files.curl(&format!(
+            "-o body -w %{{http_code}} --cacert {ca}.pem --oauth2-bearer {token} {url}"
+        ))
+    };
+    let is_served = |ca: &str, token: &str| get(ca, token).stdout == b"200";
+    let reload_until = |kind: &str| {
+        let mut command = process.command(&["events", "--json", "--count", "1", "--kind", kind]);
+        let follower = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        // It subscribes at an unknown moment.
+        let reload = format!(
+            "for _ in $(seq 100); do kill -0 {} 2>&- || exit 0; kill -HUP {}; sleep 0.2; done",
+            follower.id(),
+            process.pid()
+        );
+        let mut reloads = Command::new("sh").args(["-c", &reload]).spawn().unwrap();
+        let output = follower.wait_with_output().unwrap();
+        reloads.wait().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(is_served("ca", TOKEN));
+    let (renewed, other_token) = ("renewed", "fedcba9876543210");
+    for suffix in ["pem", "key"] {
+        let [from, to] = [renewed, "server"].map(|name| files.path(&format!("{name}.{suffix}")));
+        std::fs::rename(from, to).unwrap();
+    }
+    files.write_secret("token", other_token);
+    assert!(is_served("ca", TOKEN), "not before it is requested");
+    reload_until("control-credentials-reloaded");
+    assert!(is_served("other-ca", other_token));
+    assert_eq!(get("other-ca", TOKEN).stdout, b"401");
+    // CURLE_PEER_FAILED_VERIFICATION
+    assert_eq!(get("ca", other_token).status.code(), Some(60));
+    // The token could be used, the certificate not: both stay.
+    files.write_secret("token", TOKEN);
+    std::fs::write(files.path("server.pem"), "no certificate").unwrap();
+    let event = reload_until("control-credentials-error");
+    assert!(event.contains("unchanged"), "{event}");
+    assert!(is_served("other-ca", other_token));
 }
 
 #[test]

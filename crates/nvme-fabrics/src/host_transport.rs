@@ -155,6 +155,8 @@ pub(crate) struct IdentifiedController {
 pub struct ConnectionStats {
     /// Connect attempts.
     pub attempts: u64,
+    /// Failed attempts to connect a controller.
+    pub failed: u64,
     /// Successful connects of a controller.
     pub connected: u64,
     /// Losses of a controller.

@@ -32,7 +32,7 @@ use tenmil_nvme_host::{
 use crate::cache_tracker::CacheScope;
 use crate::fabrics_controller::FabricsController;
 use crate::options::{InvalidNqn, Options};
-use crate::path_table::PathRequestCounters;
+use crate::path_table::PathCounters;
 use crate::wait_handle::WaitHandle;
 use controller_fencing::ControllerFencing;
 pub use fabrics_channel::FabricsChannel;
@@ -172,7 +172,7 @@ impl Multipath {
     }
 
     /// Counters of the device's requests.
-    pub fn request_counters(&self) -> &Arc<PathRequestCounters> {
+    pub fn path_counters(&self) -> &Arc<PathCounters> {
         self.shared.counters()
     }
 
@@ -203,10 +203,12 @@ impl Multipath {
         };
         let path = &mut paths[index];
         let before = path.access;
-        let Some(new_events) = path.poll(now, &options.options, options.controller, &mut check)
-        else {
-            return;
-        };
+        let failed = path.failed_connects();
+        let new_events = path.poll(now, &options.options, options.controller, &mut check);
+        if path.failed_connects() != failed {
+            self.shared.counters().set_failed_connects(index, path.failed_connects());
+        }
+        let Some(new_events) = new_events else { return };
         match new_events {
             PathUpdate::Access(access) => self.handle_ana_state(now, index, before, access),
             PathUpdate::Down(why) => self.handle_path_down(now, index, why),

@@ -54,6 +54,8 @@ pub struct PathRow {
     pub ups: u64,
     /// Number of times the path was lost.
     pub losses: u64,
+    /// Number of attempts to connect that failed.
+    pub failed_connects: u64,
     /// Number of times it replaced another path as the preferred one.
     pub failovers: u64,
     /// Number of commands that missed their deadline.
@@ -66,11 +68,12 @@ pub struct PathRow {
     pub security: PathSecurity,
 }
 
-/// Counters of the requests of a device, which its queues increment when a path fails.
+/// Counters of a device: of its requests, which its queues increment when a path fails, and of connects.
 #[derive(Debug)]
-pub struct PathRequestCounters {
+pub struct PathCounters {
     /// By path.
     retries: Box<[AtomicU64]>,
+    failed_connects: Box<[AtomicU64]>,
     unserved: AtomicU64,
 }
 
@@ -90,7 +93,7 @@ pub type PathObserver = Box<dyn Fn(&str, Option<&str>, PathChange<'_>) + Send>;
 struct PathTableState {
     rows: BTreeMap<u64, Vec<PathRow>>,
     names: BTreeMap<u64, String>,
-    counters: BTreeMap<u64, Arc<PathRequestCounters>>,
+    counters: BTreeMap<u64, Arc<PathCounters>>,
     /// Number of the next device.
     next: u64,
     observer: Option<PathObserver>,
@@ -115,6 +118,7 @@ impl PathTable {
             reason: None,
             ups: 0,
             losses: 0,
+            failed_connects: 0,
             failovers: 0,
             timeouts: 0,
             retries: 0,
@@ -136,6 +140,7 @@ impl PathTable {
         let rows = devices.flat_map(|(rows, counters)| rows.iter().map(move |row| (row, counters)));
         let with_counts = rows.map(|(row, counters)| match counters {
             Some(counters) => PathRow {
+                failed_connects: counters.failed_connects(row.number),
                 retries: counters.retries(row.number),
                 unserved: counters.unserved(),
                 ..row.clone()
@@ -164,8 +169,8 @@ impl DevicePaths {
         }
     }
 
-    /// Sets the counters of the device's requests.
-    pub fn set_request_counters(&self, counters: Arc<PathRequestCounters>) {
+    /// Sets the counters of the device.
+    pub fn set_counters(&self, counters: Arc<PathCounters>) {
         self.table.lock().counters.insert(self.number, counters);
     }
 
@@ -196,11 +201,13 @@ impl Drop for DevicePaths {
     }
 }
 
-impl PathRequestCounters {
+impl PathCounters {
     /// Counters of a device with `count` paths.
     pub(crate) fn new(count: usize) -> Self {
+        let zeros = || (0..count).map(|_| AtomicU64::new(0)).collect();
         Self {
-            retries: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            retries: zeros(),
+            failed_connects: zeros(),
             unserved: AtomicU64::new(0),
         }
     }
@@ -215,6 +222,17 @@ impl PathRequestCounters {
     /// Counts requests that failed because no path was usable.
     pub(crate) fn count_unserved(&self, count: usize) {
         self.unserved.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    /// Sets the number of attempts to connect `path` that failed.
+    pub(crate) fn set_failed_connects(&self, path: usize, count: u64) {
+        self.failed_connects[path].store(count, Ordering::Relaxed);
+    }
+
+    /// Number of attempts to connect `path` that failed.
+    #[must_use]
+    pub fn failed_connects(&self, path: usize) -> u64 {
+        self.failed_connects.get(path).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// Number of requests that `path` has not completed, and that were sent again.

@@ -1,5 +1,6 @@
 //! Rows of the method table, grouped by object.
 
+mod control_credentials;
 mod copy;
 mod environment;
 mod file_events;
@@ -75,6 +76,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         target_configuration::EVENTS,
         paths::EVENTS,
         pool_events::EVENTS,
+        control_credentials::EVENTS,
         file_events::EVENTS,
         mirror_events::EVENTS,
         crate::pool_commands::EVENTS,

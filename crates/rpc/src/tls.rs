@@ -9,6 +9,7 @@ mod channel;
 mod channel;
 
 use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use tenmil_base::Error;
 use tenmil_nvme_auth::SecretBytes;
@@ -26,10 +27,11 @@ pub struct ControlCertificate {
     pub key_pem: SecretBytes,
 }
 
-/// TLS of the clients of a listener.
+/// TLS of the clients of a listener. Clones share the certificate, so that it can be replaced while a server
+/// uses it.
 #[derive(Clone, Debug)]
 pub struct ControlTls {
-    config: channel::ServerConfig,
+    config: Arc<RwLock<channel::ServerConfig>>,
     verifies_clients: bool,
 }
 
@@ -49,7 +51,32 @@ impl ControlTls {
         client_ca_pem: Option<&[u8]>,
     ) -> Result<Self, Error> {
         let config = channel::server_config(certificate, client_ca_pem)?;
-        Ok(Self { config, verifies_clients: client_ca_pem.is_some() })
+        Ok(Self { config: Arc::new(RwLock::new(config)), verifies_clients: client_ca_pem.is_some() })
+    }
+
+    /// Replaces the certificate and the authority of client certificates of all clones, for connections from
+    /// now on.
+    ///
+    /// # Errors
+    ///
+    /// If a certificate or the private key is not usable; nothing has changed then.
+    ///
+    /// # Panics
+    ///
+    /// If an authority is given where there was none, or the reverse: the options of a process do not change.
+    pub fn replace(
+        &self,
+        certificate: &ControlCertificate,
+        client_ca_pem: Option<&[u8]>,
+    ) -> Result<(), Error> {
+        assert_eq!(
+            client_ca_pem.is_some(),
+            self.verifies_clients,
+            "requests are checked by whether client certificates are"
+        );
+        let config = channel::server_config(certificate, client_ca_pem)?;
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = config;
+        Ok(())
     }
 
     /// Whether each client needs a certificate.
@@ -59,7 +86,7 @@ impl ControlTls {
 
     /// Channel of an accepted connection.
     pub(crate) fn channel(&self) -> std::io::Result<TlsChannel> {
-        TlsChannel::server(&self.config)
+        TlsChannel::server(&self.config.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -12,7 +12,7 @@ use tenmil_linux::key_file::read_key_file;
 use tenmil_linux::sandbox::find_group;
 use tenmil_rpc::{
     ControlCertificate, ControlEndpoint, ControlListeners, ControlTls, ControlToken,
-    HAS_CONTROL_TLS, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError,
+    EventSender, HAS_CONTROL_TLS, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError,
 };
 use tenmil_serve::nbd::SecretBytes;
 
@@ -69,6 +69,21 @@ pub(super) struct PreparedControl {
     pub(super) otlp: Option<OtlpExport>,
 }
 
+/// Credentials of the control API in files, which are read again.
+struct ControlCredentials {
+    /// Token of TCP clients, and its file.
+    token: Option<(ControlToken, PathBuf)>,
+    tls: Option<(ControlTls, CertificateFiles)>,
+}
+
+/// Files of a server's certificate.
+#[derive(Clone)]
+struct CertificateFiles {
+    chain: PathBuf,
+    key: PathBuf,
+    client_ca: Option<PathBuf>,
+}
+
 /// Variable that names the socket of --control, of the server and of its clients.
 pub(super) const CONTROL_VARIABLE: &str = "TENMIL_CONTROL";
 
@@ -98,6 +113,8 @@ const PEM_FILE_MAX: u64 = 1 << 20;
 /// What the command line asks for, until the control server of the process takes it. A process has one
 /// command line and at most one control server.
 static PREPARED: Mutex<Option<PreparedControl>> = Mutex::new(None);
+/// Credentials that the control server of the process uses.
+static CREDENTIALS: Mutex<Option<ControlCredentials>> = Mutex::new(None);
 
 impl ControlOptions {
     /// Opens the listeners, so that an address that cannot be used ends the command before it does
@@ -118,8 +135,9 @@ impl ControlOptions {
                 "the runtime directory is its owner's alone, so a group needs a socket elsewhere",
             ));
         }
-        if let Some(token) = self.token()? {
-            listeners.set_token(token);
+        let token = self.token()?;
+        if let Some(token) = &token {
+            listeners.set_token(token.clone());
         }
         let tls = self.tls()?;
         for ControlAddress { address, has_tls } in &self.control_listen {
@@ -130,6 +148,11 @@ impl ControlOptions {
             };
             added.map_err(listen_error("--control-listen"))?;
         }
+        let credentials = ControlCredentials {
+            token: token.zip(self.control_token.clone()),
+            tls: tls.zip(self.certificate_files()),
+        };
+        *CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner) = Some(credentials);
         let (instance, otlp) = (self.instance.clone(), self.telemetry_export()?);
         let prepared = PreparedControl { listeners, instance, otlp };
         *PREPARED.lock().unwrap_or_else(PoisonError::into_inner) = Some(prepared);
@@ -227,18 +250,77 @@ impl ControlOptions {
 
     /// TLS of the addresses with https://, if there is a certificate.
     fn tls(&self) -> Result<Option<ControlTls>, Error> {
-        let (Some(chain), Some(key)) = (&self.control_tls_certificate, &self.control_tls_key)
-        else {
-            return Ok(None);
-        };
+        let Some(files) = self.certificate_files() else { return Ok(None) };
         if !self.control_listen.iter().any(|listen| listen.has_tls) {
             let text = "--control-tls-certificate: no address uses it, expected --control-listen \
                         https://ADDRESS:PORT as well";
             return Err(Error::usage(text));
         }
-        let client_ca = self.control_tls_client_ca.as_deref().map(read_public).transpose()?;
-        let certificate = read_certificate(chain, key)?;
+        let (certificate, client_ca) = files.read()?;
         ControlTls::new(&certificate, client_ca.as_deref()).map(Some)
+    }
+
+    fn certificate_files(&self) -> Option<CertificateFiles> {
+        let (chain, key) = (self.control_tls_certificate.clone()?, self.control_tls_key.clone()?);
+        Some(CertificateFiles { chain, key, client_ca: self.control_tls_client_ca.clone() })
+    }
+
+    /// Files of credentials, which are read again on SIGHUP and on a reload.
+    pub(super) fn credential_files(&self) -> Vec<&Path> {
+        let files = [
+            &self.control_token,
+            &self.control_tls_certificate,
+            &self.control_tls_key,
+            &self.control_tls_client_ca,
+        ];
+        files.into_iter().flatten().map(PathBuf::as_path).collect()
+    }
+}
+
+impl CertificateFiles {
+    /// The certificate, and the authority of client certificates if there is a file for it.
+    fn read(&self) -> Result<(ControlCertificate, Option<Vec<u8>>), Error> {
+        let client_ca = self.client_ca.as_deref().map(read_public).transpose()?;
+        Ok((read_certificate(&self.chain, &self.key)?, client_ca))
+    }
+}
+
+impl ControlCredentials {
+    /// Reads all files, and then replaces what they contain.
+    fn reload(&self) -> Result<(), Error> {
+        let new_token = match &self.token {
+            Some((_, file)) => Some(read_token(file)?),
+            None => None,
+        };
+        if let Some((tls, files)) = &self.tls {
+            let (certificate, client_ca) = files.read()?;
+            tls.replace(&certificate, client_ca.as_deref())?;
+        }
+        if let (Some((token, _)), Some(new)) = (&self.token, new_token) {
+            token.replace(&new);
+        }
+        Ok(())
+    }
+}
+
+/// Reads the certificate and the token of the control API again, for connections and requests from now on, and
+/// reports the result. After an error the former ones stay. Does nothing without any.
+pub(super) fn reload_credentials(announcer: Option<&EventSender>) {
+    let credentials = CREDENTIALS.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(credentials) =
+        credentials.as_ref().filter(|found| found.token.is_some() || found.tls.is_some())
+    else {
+        return;
+    };
+    let done = credentials.reload();
+    match &done {
+        Ok(()) => tracing::info!("control API: credentials were read again"),
+        Err(refused) => {
+            tracing::warn!("control API: credentials are unchanged: {}", refused.text);
+        }
+    }
+    if let Some(announcer) = announcer {
+        announcer.emit_control_reload(done.as_ref().map(|()| ()));
     }
 }
 

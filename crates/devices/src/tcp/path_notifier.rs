@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_nvme_fabrics::{
-    DevicePaths, PathAnaState, PathChange, PathEvent, PathRequestCounters, PathSecurity, PathTable,
+    DevicePaths, PathAnaState, PathChange, PathEvent, PathCounters, PathSecurity, PathTable,
     TimeoutPolicy,
 };
 use tenmil_nvme_host::Event;
@@ -47,11 +47,11 @@ static TABLE: LazyLock<PathTable> = LazyLock::new(PathTable::default);
 
 impl PathNotifier {
     /// For the paths of a block device.
-    pub(super) fn of_paths(name: &TcpUri, counters: &Arc<PathRequestCounters>) -> Self {
+    pub(super) fn of_paths(name: &TcpUri, counters: &Arc<PathCounters>) -> Self {
         let mut notifier = Self::of_controller(name);
         let addresses = notifier.addresses.iter().cloned();
         let paths = TABLE.add(notifier.device.clone(), addresses);
-        paths.set_request_counters(Arc::clone(counters));
+        paths.set_counters(Arc::clone(counters));
         notifier.paths = Some(paths);
         notifier
     }

@@ -72,7 +72,7 @@ impl NamespacePaths {
         let wake_set = AdminThreadBuilder::new(name)?;
         let multipath = Multipath::begin(setups, multipath_options(name), clock.now())
             .map_err(|error| Error::usage(error.to_string()))?;
-        let notifier = PathNotifier::of_paths(name, multipath.request_counters());
+        let notifier = PathNotifier::of_paths(name, multipath.path_counters());
         let shared = Arc::new(PathsState {
             multipath: Mutex::new(multipath),
             notifier,

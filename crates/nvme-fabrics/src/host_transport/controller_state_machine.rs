@@ -324,6 +324,7 @@ impl HostTransport {
 
     /// After a failed attempt: retries a controller that was connected before, until the timeout.
     fn schedule_reconnect(&mut self, now: Instant, is_final: bool) {
+        self.stats.failed += 1;
         if is_final || self.lost_since.is_none() {
             return self.give_up_reconnecting(now);
         }

@@ -61,6 +61,9 @@ pub(super) struct Path {
     has_stopped: bool,
     /// Number of the connection that the thread watches.
     pub(super) watched_connection: u64,
+    /// Number of attempts to connect that failed, and how many of those were the current controller's.
+    failed_connects: u64,
+    failed_reconnects: u64,
 }
 
 /// Connection stage of a path.
@@ -164,6 +167,8 @@ impl Path {
             has_been_up: false,
             has_stopped: false,
             watched_connection: 0,
+            failed_connects: 0,
+            failed_reconnects: 0,
         }
     }
 
@@ -188,15 +193,27 @@ impl Path {
             PathStage::Connecting(connecting) => match connecting.poll(now)? {
                 Ok(remote) => {
                     self.stage = PathStage::Connected(Box::new(remote));
+                    self.failed_reconnects = 0;
                     None
                 }
                 Err(error) => self.handle_connect_error(now, options, error),
             },
-            PathStage::Connected(remote) => match remote.poll(now) {
-                Some(event) => self.handle_controller_event(now, options, event, check),
-                None => self.read_ana_log(now, check),
-            },
+            PathStage::Connected(remote) => {
+                let event = remote.poll(now);
+                let failed = remote.connection_stats().failed;
+                self.failed_connects += failed - self.failed_reconnects;
+                self.failed_reconnects = failed;
+                match event {
+                    Some(event) => self.handle_controller_event(now, options, event, check),
+                    None => self.read_ana_log(now, check),
+                }
+            }
         }
+    }
+
+    /// Number of attempts to connect that failed.
+    pub(super) fn failed_connects(&self) -> u64 {
+        self.failed_connects
     }
 
     fn begin_connect(
@@ -231,6 +248,7 @@ impl Path {
         error: ConnectError,
     ) -> Option<PathUpdate> {
         self.stage = PathStage::Disconnected { until: now.after(options.policy.retry) };
+        self.failed_connects += 1;
         let why = error.to_string();
         self.error = Some(error.into());
         self.report_down(why, false)

@@ -15,7 +15,7 @@ use super::path_selector::PathAnaState;
 use crate::cache_tracker::{CacheScope, CacheTracker};
 use crate::fabrics_queue_pair::FabricsQueuePair;
 use crate::options::InjectedBugs;
-use crate::path_table::PathRequestCounters;
+use crate::path_table::PathCounters;
 
 /// Published states of all paths.
 pub(crate) struct PathStates {
@@ -25,7 +25,7 @@ pub(crate) struct PathStates {
     /// Bit mask of paths whose ANA state was found to be stale, for the managing thread.
     pub(super) stale_states: Mailbox<u32>,
     caches: Arc<CacheTracker>,
-    counters: Arc<PathRequestCounters>,
+    counters: Arc<PathCounters>,
 }
 
 /// New queue pairs for a queue, by path. It lives as long as the queue. A message without any announces
@@ -49,7 +49,7 @@ impl PathStates {
             has_ended: AtomicBool::new(false),
             stale_states: Mailbox::default(),
             caches: CacheTracker::new(cache, bugs),
-            counters: Arc::new(PathRequestCounters::new(count)),
+            counters: Arc::new(PathCounters::new(count)),
         }
     }
 
@@ -60,7 +60,7 @@ impl PathStates {
     }
 
     /// Counters of the device's requests.
-    pub(crate) fn counters(&self) -> &Arc<PathRequestCounters> {
+    pub(crate) fn counters(&self) -> &Arc<PathCounters> {
         &self.counters
     }
 

@@ -424,7 +424,7 @@ fn read_fails_over_at_once_and_write_after_the_quiesce_time() {
         assert!((least..most).contains(&waited), "{operation:?}: {waited}");
         assert_eq!(host.completions[0].status, IoStatus::SUCCESS);
         assert_eq!(host.executed_counts()[1], 1);
-        let counters = host.multipath.request_counters();
+        let counters = host.multipath.path_counters();
         assert_eq!((counters.retries(0), counters.retries(1), counters.unserved()), (1, 0, 0));
         host.run_for(Span::from_secs(3));
         assert_eq!(host.completions.len(), 1, "once");
@@ -631,13 +631,17 @@ fn without_a_path_requests_fail_in_time_and_succeed_after_reconnect() {
     host.run_until(|host| host.submit(Operation::Read, 0, place, 1));
     host.run_until(|host| !host.completions.is_empty());
     assert_eq!(host.completions.remove(0).status, IoStatus::PATH_ERROR);
-    assert_eq!(host.multipath.request_counters().unserved(), 1);
+    assert_eq!(host.multipath.path_counters().unserved(), 1);
     let waited = host.now.since(begun);
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
     assert!(host.multipath.is_usable(host.now) && host.multipath.down_since().is_some());
+    let failed = [0, 1].map(|path| host.multipath.path_counters().failed_connects(path));
+    // An attempt every ten seconds.
+    assert_eq!(failed, [3, 3]);
     host.targets[1].state().refuses_connections = false;
     host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);
+    assert_eq!(host.multipath.path_counters().failed_connects(1), failed[1]);
 }
 
 /// Also a path whose controller was given up meanwhile, and one that was never connected.

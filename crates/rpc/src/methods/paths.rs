@@ -33,6 +33,11 @@ const PATH: &[FieldSchema] = &[
     FieldSchema::new("connects", ResultType::Whole, "number of times the path came up"),
     FieldSchema::new("losses", ResultType::Whole, "number of times the path was lost"),
     FieldSchema::new(
+        "failed_connects",
+        ResultType::Whole,
+        "number of attempts to connect the path that failed",
+    ),
+    FieldSchema::new(
         "failovers",
         ResultType::Whole,
         "number of times it replaced another path as the preferred one",
@@ -144,6 +149,7 @@ fn path_row(row: &PathRow) -> Value {
         "why": row.reason,
         "connects": row.ups,
         "losses": row.losses,
+        "failed_connects": row.failed_connects,
         "failovers": row.failovers,
         "timeouts": row.timeouts,
         "retries": row.retries,

@@ -127,6 +127,7 @@ families! {
     PATH_PREFERRED = gauge("tenmil_path_preferred", Unit::None, &["device", "path", "address"], "1 for the preferred path, else 0");
     PATH_CONNECTS = counter("tenmil_path_connects", Unit::None, &["device", "path", "address"], "Times that the path came up");
     PATH_LOSSES = counter("tenmil_path_losses", Unit::None, &["device", "path", "address"], "Times that the path was lost");
+    PATH_FAILED_CONNECTS = counter("tenmil_path_failed_connects", Unit::None, &["device", "path", "address"], "Attempts to connect the path that failed");
     PATH_FAILOVERS = counter("tenmil_path_failovers", Unit::None, &["device", "path", "address"], "Times that the path replaced another one as the preferred path");
     PATH_TIMEOUTS = counter("tenmil_path_timeouts", Unit::None, &["device", "path", "address"], "Commands that missed their deadline on the path");
     PATH_RETRIES = counter("tenmil_path_retries", Unit::None, &["device", "path", "address"], "Requests that the path has not completed and that were sent again, on it or another path");

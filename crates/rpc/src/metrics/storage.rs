@@ -17,7 +17,7 @@ use tenmil_nvme_fabrics::PathTable;
 
 use super::families::{
     MIRROR_DIRTY, MIRROR_HEALTH, MIRROR_LEFT, MIRROR_LEGS, MIRROR_LEGS_LOST, MIRROR_LEGS_RESYNCED,
-    MIRROR_WRITES_LOST, PATH_ACCESS, PATH_CONNECTS, PATH_FAILOVERS, PATH_LOSSES, PATH_PREFERRED,
+    MIRROR_WRITES_LOST, PATH_ACCESS, PATH_CONNECTS, PATH_FAILED_CONNECTS, PATH_FAILOVERS, PATH_LOSSES, PATH_PREFERRED,
     PATH_RETRIES, PATH_STATE, PATH_TIMEOUTS, PATH_UNSERVED, PATH_UP, POOL_FREE, POOL_PROVISIONED,
     POOL_RESERVED, POOL_SIZE, POOL_STOPPED, POOL_USED, POOL_VOLUMES, POOL_WRITE_LOSSES,
     STORAGE_AGE, VOLUME_SIZE, VOLUME_USED,
@@ -228,6 +228,7 @@ fn collect_paths(parts: &ProcessParts, text: &mut MetricsText) {
             (&PATH_PREFERRED, u64::from(row.is_preferred)),
             (&PATH_CONNECTS, row.ups),
             (&PATH_LOSSES, row.losses),
+            (&PATH_FAILED_CONNECTS, row.failed_connects),
             (&PATH_FAILOVERS, row.failovers),
             (&PATH_TIMEOUTS, row.timeouts),
             (&PATH_RETRIES, row.retries),

@@ -17,6 +17,7 @@
 
 use core::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN};
 
@@ -24,9 +25,10 @@ use super::admission::TcpSecurity;
 use crate::api::{Api, JSON};
 use crate::error::{ErrorCode, RpcError, quote_untrusted};
 
-/// Token that a TCP client sends as `Authorization: Bearer TOKEN`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ControlToken(String);
+/// Token that a TCP client sends as `Authorization: Bearer TOKEN`. Clones share it, so that it can be replaced
+/// while a server uses it.
+#[derive(Clone)]
+pub struct ControlToken(Arc<RwLock<String>>);
 
 /// Head of a request.
 #[derive(Clone, Copy, Debug)]
@@ -60,17 +62,28 @@ impl ControlToken {
                 text.len()
             ));
         }
-        Ok(Self(text.to_owned()))
+        Ok(Self(Arc::new(RwLock::new(text.to_owned()))))
+    }
+
+    /// Replaces the token of all clones, for requests from now on.
+    pub fn replace(&self, new: &Self) {
+        let new = new.text();
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    fn text(&self) -> String {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Value of the header that a client sends.
     pub(crate) fn authorization(&self) -> String {
-        format!("Bearer {}", self.0)
+        format!("Bearer {}", self.text())
     }
 
     /// Compares with a token of a client, in a time that does not depend on where they differ.
     fn matches(&self, other: &[u8]) -> bool {
-        let own = self.0.as_bytes();
+        let own = self.text();
+        let own = own.as_bytes();
         own.len() == other.len()
             && own.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
     }

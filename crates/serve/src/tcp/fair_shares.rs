@@ -38,7 +38,7 @@ pub(super) struct FairShares {
 #[derive(Debug, Default)]
 struct SharingQueues {
     queues: Vec<SharingQueue>,
-    /// Number of reviews, by which the queues of a host take turns if it has more of them than commands.
+    /// Number of reviews, by which the queues of a restricted host take turns.
     reviews: usize,
 }
 
@@ -76,7 +76,7 @@ struct SharingQueue {
 #[derive(Debug, Default)]
 struct HostDemand {
     demand: u32,
-    /// Queues with a demand, and how many of them have their part already.
+    /// Queues with a demand, and how many of them have been assigned a part, which may be none.
     active: usize,
     assigned: usize,
 }
@@ -84,8 +84,14 @@ struct HostDemand {
 const UNRESTRICTED: u32 = u32::MAX;
 /// What any queue may have executing, so that few commands never cause a review.
 const ALLOWED_MIN: u32 = 16;
+/// Commands that a queue of a restricted host may have executing in its turn, if the host has so many. They
+/// arrive and are answered in one batch: the same number, each on a queue of its own, would take several
+/// times the processor time, which the other hosts lack.
+const PART_OF_QUEUE: usize = 8;
 /// Time between reviews if queues ask for more than they are allowed.
 const EARLY_REVIEW_INTERVAL: Span = Span::from_us(200);
+/// Time between reviews while the queues of a host take turns.
+const TURN_INTERVAL: Span = Span::from_ms(1);
 /// Time between reviews, and the same for each queue: a review is at most a few thousandths of the time.
 const REVIEW_INTERVAL: Span = Span::from_ms(5);
 const REVIEW_INTERVAL_OF_QUEUE: Span = Span::from_us(50);
@@ -147,8 +153,12 @@ impl FairShares {
             host.active += 1;
         }
         queues.iter().filter(|queue| queue.demand == 0).for_each(SharingQueue::set_unrestricted);
+        let mut take_turns = false;
         for (reactor, hosts) in &mut reactors {
             let level = fair_level(self.depth, hosts.values().map(|host| host.demand).collect());
+            let has_turns =
+                |host: &HostDemand| host.demand > level && host.queues_in_turn(level) < host.active;
+            take_turns |= hosts.values().any(has_turns);
             let here =
                 |queue: &SharingQueue, place: Option<u32>| queue.demand > 0 && place == *reactor;
             let queues = queues.iter().zip(&places).filter(|(queue, place)| here(queue, **place));
@@ -161,17 +171,29 @@ impl FairShares {
                 }
             }
         }
+        if take_turns {
+            let next = now.after(TURN_INTERVAL.max(Span { ns: of_queues }));
+            self.review_at.store(next.ns, Ordering::Relaxed);
+        }
     }
 }
 
 impl HostDemand {
-    /// Part of the host's `level` commands for its next active queue. It may be none; each gets one in turn.
+    /// Number of active queues that have a part of `level` commands at a time.
+    fn queues_in_turn(&self, level: u32) -> usize {
+        (level as usize / PART_OF_QUEUE).clamp(1, self.active.max(1))
+    }
+
+    /// Part of the host's `level` commands for its next active queue: none unless it is its turn.
     fn next_part(&mut self, level: u32, reviews: usize) -> u32 {
-        let active = self.active.max(1);
-        let (equal, rest) = (level as usize / active, level as usize % active);
-        let has_more = (self.assigned + reviews.wrapping_mul(rest)) % active < rest;
+        let in_turn = self.queues_in_turn(level);
+        let place = (self.assigned + reviews.wrapping_mul(in_turn)) % self.active.max(1);
         self.assigned += 1;
-        u32::try_from(equal + usize::from(has_more)).unwrap_or(u32::MAX)
+        if place >= in_turn {
+            return 0;
+        }
+        let (equal, rest) = (level as usize / in_turn, level as usize % in_turn);
+        u32::try_from(equal + usize::from(place < rest)).unwrap_or(u32::MAX)
     }
 }
 

@@ -95,7 +95,7 @@ pub(super) fn run_until_stopped(
         }
         sandbox::log_denied_calls(event_sender(&requested));
         service_manager::keep_alive(reactors);
-        service_manager::confirm_reload();
+        service_manager::reload_on_request(event_sender(&requested));
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }

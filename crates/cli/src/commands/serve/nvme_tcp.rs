@@ -34,6 +34,7 @@ use super::{
     REGIONS_MAX, ServeArguments, WATCH_INTERVAL, event_sender, log_slow_io, read_configuration,
     start_reactors,
 };
+use crate::commands::control_options::reload_credentials;
 use crate::commands::rpc_endpoint;
 use crate::flight_record;
 use tenmil_bench::balance::BalancedReactors;
@@ -236,6 +237,9 @@ fn change_configuration(
     let (reloads, changes): (Vec<_>, Vec<_>) =
         published.take_requests().into_iter().partition(is_reload);
     let is_signaled = tenmil_linux::signal::take_reload_request();
+    if is_signaled || !reloads.is_empty() {
+        reload_credentials(announcer);
+    }
     match &arguments.config {
         // One reload answers all that were requested.
         Some(path) if is_signaled || !reloads.is_empty() => {

@@ -8,7 +8,7 @@
 //!
 //! | right | kept |
 //! |---|---|
-//! | paths | open files and devices, state directory, keyring, directories of certificates, runtime directory; `/proc`, `/sys` for reading |
+//! | paths | open files and devices, state directory, keyring, directories of certificates and tokens, runtime directory; `/proc`, `/sys` for reading |
 //! | | all but the system's directories, where devices can be added while it serves |
 //! | TCP ports | new ones for NVMe/TCP; connections if there are remote devices or an OpenTelemetry collector |
 //! | capabilities | CAP_SYS_ADMIN for ublk; others if an option needs them |
@@ -390,14 +390,14 @@ fn path_rules(
     }
     parts.state.iter().for_each(|path| add(path, PathAccess::ReadWrite));
     parts.keyring.iter().for_each(|path| add(path, PathAccess::Read));
-    for path in &parts.read_again {
+    let control = arguments.control.or_from_environment();
+    for path in parts.read_again.iter().copied().chain(control.credential_files()) {
         // A renewed certificate is a new file beside the former one, or beside what its link leads to.
-        let directories = [Some((*path).to_owned()), path.canonicalize().ok()];
+        let directories = [Some(path.to_owned()), path.canonicalize().ok()];
         let directories =
             directories.into_iter().flatten().filter_map(|file| parent_directory(&file));
         directories.for_each(|directory| add(&directory, PathAccess::Read));
     }
-    let control = arguments.control.or_from_environment();
     let sockets = parts.socket_files.iter().copied().chain(control.socket_path());
     let removed = sockets.filter_map(parent_directory);
     removed.for_each(|directory| add(&directory, PathAccess::Remove));

@@ -15,7 +15,9 @@ use tenmil_base::{Error, Instant};
 use tenmil_linux::notify::ServiceManager;
 use tenmil_linux::passed_sockets::{adopt_passed_sockets, unused_passed_sockets};
 use tenmil_reactor::{ProgressCheck, Reactors};
+use tenmil_rpc::EventSender;
 
+use crate::commands::control_options::reload_credentials;
 use crate::commands::write_stdout;
 
 /// Connection to the service manager, and the state of the watchdog.
@@ -110,11 +112,11 @@ pub(super) fn report_reload<T>(
     done
 }
 
-/// Confirms a reload that was requested by SIGHUP, of a server that has nothing to read again: the manager waits
-/// for it.
-pub(super) fn confirm_reload() {
+/// Executes a reload that was requested by SIGHUP, of a server that has only the credentials of the control API
+/// to read again. The manager waits for it.
+pub(super) fn reload_on_request(announcer: Option<&EventSender>) {
     if tenmil_linux::signal::take_reload_request() {
-        report_reload(|| (), |()| None);
+        report_reload(|| reload_credentials(announcer), |()| None);
     }
 }
 

@@ -101,7 +101,7 @@ pub(super) fn serve_ublk(
         log_slow_io(slow_io.export().log(), event_sender(&requested));
         sandbox::log_denied_calls(event_sender(&requested));
         service_manager::keep_alive(reactors);
-        service_manager::confirm_reload();
+        service_manager::reload_on_request(event_sender(&requested));
         if let Some((_, relay)) = &mut requested {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
