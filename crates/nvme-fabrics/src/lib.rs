@@ -62,7 +62,7 @@ pub use multipath::{
 pub use options::InjectedBugs;
 pub use options::{InvalidNqn, Options, SecureChannelMode};
 pub use path_table::{
-    DevicePaths, PathChange, PathObserver, PathCounters, PathRow, PathSecurity, PathTable,
+    DevicePaths, PathChange, PathCounters, PathObserver, PathRow, PathSecurity, PathTable,
 };
 pub use remote_dma::RemoteDma;
 pub use segment_lists::{SegmentLists, SegmentPointer};

@@ -205,11 +205,7 @@ impl PathCounters {
     /// Counters of a device with `count` paths.
     pub(crate) fn new(count: usize) -> Self {
         let zeros = || (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self {
-            retries: zeros(),
-            failed_connects: zeros(),
-            unserved: AtomicU64::new(0),
-        }
+        Self { retries: zeros(), failed_connects: zeros(), unserved: AtomicU64::new(0) }
     }
 
     // Relaxed: the counters publish nothing else.

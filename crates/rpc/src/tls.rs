@@ -51,7 +51,10 @@ impl ControlTls {
         client_ca_pem: Option<&[u8]>,
     ) -> Result<Self, Error> {
         let config = channel::server_config(certificate, client_ca_pem)?;
-        Ok(Self { config: Arc::new(RwLock::new(config)), verifies_clients: client_ca_pem.is_some() })
+        Ok(Self {
+            config: Arc::new(RwLock::new(config)),
+            verifies_clients: client_ca_pem.is_some(),
+        })
     }
 
     /// Replaces the certificate and the authority of client certificates of all clones, for connections from

@@ -11,8 +11,8 @@ use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_linux::key_file::read_key_file;
 use tenmil_linux::sandbox::find_group;
 use tenmil_rpc::{
-    ControlCertificate, ControlEndpoint, ControlListeners, ControlTls, ControlToken,
-    EventSender, HAS_CONTROL_TLS, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError,
+    ControlCertificate, ControlEndpoint, ControlListeners, ControlTls, ControlToken, EventSender,
+    HAS_CONTROL_TLS, HAS_OTLP, OtlpEndpoint, OtlpExport, ServerError,
 };
 use tenmil_serve::nbd::SecretBytes;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tenmil_base::{Instant, Span};
 use tenmil_nvme_fabrics::{
-    DevicePaths, PathAnaState, PathChange, PathEvent, PathCounters, PathSecurity, PathTable,
+    DevicePaths, PathAnaState, PathChange, PathCounters, PathEvent, PathSecurity, PathTable,
     TimeoutPolicy,
 };
 use tenmil_nvme_host::Event;

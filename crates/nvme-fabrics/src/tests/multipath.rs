@@ -636,8 +636,8 @@ fn without_a_path_requests_fail_in_time_and_succeed_after_reconnect() {
     assert!(waited < Span::from_secs(31) && waited > Span::from_secs(29), "{waited}");
     assert!(host.multipath.is_usable(host.now) && host.multipath.down_since().is_some());
     let failed = [0, 1].map(|path| host.multipath.path_counters().failed_connects(path));
-    // An attempt every ten seconds.
-    assert_eq!(failed, [3, 3]);
+    // An attempt every 100 ms, and the time that it takes.
+    assert!(failed.iter().all(|count| (200..=300).contains(count)), "{failed:?}");
     host.targets[1].state().refuses_connections = false;
     host.run_until(|host| host.queues[0].accepting_path_count() == 1);
     host.write_and_verify(0, 1);
