@@ -11,8 +11,14 @@
 //! and the others divide the rest equally. None is restricted to less than the smallest demand, so hosts
 //! with the same depth do not restrict each other.
 //!
-//! Without contention a queue loads three words when it starts commands, stores its demand if that grows,
-//! and stores the number of its commands in each poll that changes it. One that grows beyond what it was allowed has the shares reviewed at once.
+//! The queues of a restricted host take turns of a millisecond: few commands on each of many queues would
+//! arrive and be answered one by one, and take several times the processor time of the same number on one
+//! queue, which the other hosts lack. A queue in its turn starts what those before it have still executing
+//! leave of the share.
+//!
+//! Without contention a queue loads four words when it starts commands, stores its demand if that grows, and
+//! stores the numbers of its commands in each poll that changes them. One that grows beyond what it was
+//! allowed has the shares reviewed at once.
 //!
 //! [`ServiceLimits::fair_depth`]: super::ServiceLimits::fair_depth
 
@@ -55,12 +61,23 @@ pub(super) struct QueueShare {
 struct ShareWords {
     /// Most commands that the queue had since the last review: executing and ready.
     demand: AtomicU32,
-    /// Commands that it has.
+    /// Commands that it has, and those of them that execute.
     outstanding: AtomicU32,
+    executing: AtomicU32,
     /// Commands that it may have executing.
     allowed: AtomicU32,
     /// Whether its host has more than its share.
     is_restricted: AtomicBool,
+    /// Share of the restricted host, if it is this queue's turn.
+    turn: Mutex<Option<Turn>>,
+}
+
+/// Share of a restricted host on a reactor.
+#[derive(Debug)]
+struct Turn {
+    /// Commands that all its queues may have executing.
+    level: u32,
+    queues: Arc<[Arc<ShareWords>]>,
 }
 
 #[derive(Debug)]
@@ -79,14 +96,14 @@ struct HostDemand {
     /// Queues with a demand, and how many of them have been assigned a part, which may be none.
     active: usize,
     assigned: usize,
+    /// All its queues, once one was restricted.
+    queues: Option<Arc<[Arc<ShareWords>]>>,
 }
 
 const UNRESTRICTED: u32 = u32::MAX;
 /// What any queue may have executing, so that few commands never cause a review.
 const ALLOWED_MIN: u32 = 16;
-/// Commands that a queue of a restricted host may have executing in its turn, if the host has so many. They
-/// arrive and are answered in one batch: the same number, each on a queue of its own, would take several
-/// times the processor time, which the other hosts lack.
+/// Commands that a queue of a restricted host may have executing in its turn, if the host has so many.
 const PART_OF_QUEUE: usize = 8;
 /// Time between reviews if queues ask for more than they are allowed.
 const EARLY_REVIEW_INTERVAL: Span = Span::from_us(200);
@@ -107,8 +124,10 @@ impl FairShares {
         let words = Arc::new(ShareWords {
             demand: AtomicU32::new(0),
             outstanding: AtomicU32::new(0),
+            executing: AtomicU32::new(0),
             allowed: AtomicU32::new(if self.depth == 0 { UNRESTRICTED } else { ALLOWED_MIN }),
             is_restricted: AtomicBool::new(false),
+            turn: Mutex::default(),
         });
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let queues = &mut state.queues;
@@ -159,16 +178,23 @@ impl FairShares {
             let has_turns =
                 |host: &HostDemand| host.demand > level && host.queues_in_turn(level) < host.active;
             take_turns |= hosts.values().any(has_turns);
-            let here =
-                |queue: &SharingQueue, place: Option<u32>| queue.demand > 0 && place == *reactor;
-            let queues = queues.iter().zip(&places).filter(|(queue, place)| here(queue, **place));
-            for (queue, _) in queues {
-                match hosts.get_mut(&queue.host) {
-                    Some(host) if host.demand > level => {
-                        queue.words.set_allowed(host.next_part(level, *reviews), true);
-                    }
-                    _ => queue.set_unrestricted(),
-                }
+            let of_reactor = queues
+                .iter()
+                .zip(&places)
+                .filter(|(_, place)| **place == *reactor)
+                .map(|(queue, _)| queue);
+            for queue in of_reactor.clone().filter(|queue| queue.demand > 0) {
+                let Some(host) = hosts.get_mut(&queue.host).filter(|host| host.demand > level)
+                else {
+                    queue.set_unrestricted();
+                    continue;
+                };
+                let part = host.next_part(level, *reviews);
+                let all = host.queues.get_or_insert_with(|| {
+                    let of_host = of_reactor.clone().filter(|other| other.host == queue.host);
+                    of_host.map(|other| Arc::clone(&other.words)).collect()
+                });
+                queue.words.restrict(part, Turn { level, queues: Arc::clone(all) });
             }
         }
         if take_turns {
@@ -201,14 +227,39 @@ impl SharingQueue {
     /// Allows the queue what it needs. It may not grow without a review, so that a burst is restricted
     /// before it fills the device.
     fn set_unrestricted(&self) {
-        self.words.set_allowed(self.demand.max(ALLOWED_MIN), false);
+        self.words.set_unrestricted(self.demand.max(ALLOWED_MIN));
     }
 }
 
 impl ShareWords {
-    fn set_allowed(&self, allowed: u32, is_restricted: bool) {
+    fn set_unrestricted(&self, allowed: u32) {
         self.allowed.store(allowed, Ordering::Relaxed);
-        self.is_restricted.store(is_restricted, Ordering::Relaxed);
+        if self.is_restricted.swap(false, Ordering::Relaxed) {
+            self.end_turn();
+        }
+    }
+
+    /// Allows `part` commands of the host's share.
+    fn restrict(&self, part: u32, turn: Turn) {
+        self.allowed.store(part, Ordering::Relaxed);
+        self.is_restricted.store(true, Ordering::Relaxed);
+        let turn = (part > 0).then_some(turn);
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = turn;
+    }
+
+    fn end_turn(&self) {
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What the queues of the restricted host leave of its share while `executing` commands of this one
+    /// execute.
+    #[cold]
+    fn left_of_share(&self, executing: usize) -> usize {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Turn { level, queues }) = &*turn else { return 0 };
+        let others = queues.iter().filter(|queue| !core::ptr::eq(&***queue, self));
+        let others: u32 = others.map(|queue| queue.executing.load(Ordering::Relaxed)).sum();
+        (*level as usize).saturating_sub(others as usize + executing)
     }
 }
 
@@ -229,7 +280,11 @@ impl QueueShare {
         if demand > allowed {
             allowed = self.ask_for_more(now);
         }
-        (allowed as usize).saturating_sub(executing).min(ready)
+        let startable = (allowed as usize).saturating_sub(executing).min(ready);
+        if startable > 0 && words.is_restricted.load(Ordering::Relaxed) {
+            return startable.min(words.left_of_share(executing));
+        }
+        startable
     }
 
     /// Time of the next review.
@@ -237,11 +292,12 @@ impl QueueShare {
         Instant { ns: self.shares.review_at.load(Ordering::Relaxed) }
     }
 
-    /// Publishes the number of outstanding commands after it has changed.
+    /// Publishes the numbers of outstanding and executing commands after one has changed.
     #[inline]
-    pub(super) fn set_outstanding(&self, outstanding: usize) {
-        let outstanding = u32::try_from(outstanding).unwrap_or(u32::MAX);
-        self.words.outstanding.store(outstanding, Ordering::Relaxed);
+    pub(super) fn set_commands(&self, outstanding: usize, executing: usize) {
+        let count = |commands: usize| u32::try_from(commands).unwrap_or(u32::MAX);
+        self.words.outstanding.store(count(outstanding), Ordering::Relaxed);
+        self.words.executing.store(count(executing), Ordering::Relaxed);
     }
 
     /// Has the shares reviewed, unless they were just now or the host has its share. Returns the commands
@@ -260,6 +316,8 @@ impl Drop for QueueShare {
     fn drop(&mut self) {
         let mut state = self.shares.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.queues.retain(|queue| !Arc::ptr_eq(&queue.words, &self.words));
+        self.words.end_turn();
+        self.words.executing.store(0, Ordering::Relaxed);
     }
 }
 
@@ -315,13 +373,13 @@ mod tests {
         };
         round(&others);
         let mut of_queues = [0; 8];
-        for _ in 0..20 {
+        for _ in 0..24 {
             let (started, is_rest_served) = round(&others);
             assert!(is_rest_served, "the others have what they need");
             assert_eq!(started.iter().sum::<usize>(), 4, "an equal share");
             of_queues.iter_mut().zip(started).for_each(|(sum, count)| *sum += count);
         }
-        assert_eq!(of_queues, [10; 8], "the queues take turns");
+        assert_eq!(of_queues, [12; 8], "the queues take turns");
         others.clear();
         round(&others);
         assert_eq!(round(&others).0, [128; 8]);

@@ -216,7 +216,8 @@ impl IoQueue {
         if count == 0 {
             self.executor.close_retired_channels();
         } else {
-            self.share.set_outstanding(self.outstanding_commands());
+            let executing = self.executor.executing_count();
+            self.share.set_commands(self.outstanding_commands(), executing);
         }
         count
     }
