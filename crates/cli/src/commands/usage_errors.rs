@@ -100,7 +100,9 @@ fn innermost_subcommand<'a>(root: &'a Command, words: &[OsString]) -> &'a Comman
     let words = words.iter().skip(1).map_while(|word| word.to_str());
     let mut command = root;
     for word in words {
-        let Some(inner) = command.find_subcommand(word) else { break };
+        // The words after `help` name commands of the one before it.
+        let inner = command.find_subcommand(word).filter(|inner| inner.get_name() != "help");
+        let Some(inner) = inner else { break };
         command = inner;
     }
     command
