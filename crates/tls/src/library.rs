@@ -80,8 +80,8 @@ struct CallGuard<'a> {
     call: PhantomData<&'a mut ()>,
 }
 
-/// Policy: TLS 1.2 and 1.3, AES-GCM and ChaCha20; P-256 first. Both ends check what was negotiated.
-const POLICY: &CStr = c"20240503";
+/// Policy: TLS 1.3 only, AES-GCM and ChaCha20; P-256 first. Both ends check the suite that was negotiated.
+const POLICY: &CStr = c"AWS-CRT-SDK-TLSv1.3-2023";
 
 static INIT: OnceLock<Result<(), LibraryError>> = OnceLock::new();
 
