@@ -125,10 +125,19 @@ impl EventFdVectors {
 
     /// Consumes pending signals of a vector and returns whether there were any.
     pub fn clear_signals(&self, vector: u16) -> bool {
+        self.take_signal_count(vector) > 0
+    }
+
+    /// Consumes pending signals of a vector and returns how many there were, as a foreign library counts them that
+    /// signals the descriptor itself.
+    pub fn take_signal_count(&self, vector: u16) -> u64 {
         let mut count = [0; 8];
         let read = |descriptor| rustix::io::read(descriptor, &mut count);
         // Anything but a count is EAGAIN: not signaled.
-        self.descriptor(vector).map(read).is_some_and(|read| read == Ok(8))
+        match self.descriptor(vector).map(read) {
+            Some(Ok(8)) => u64::from_ne_bytes(count),
+            _ => 0,
+        }
     }
 
     /// Unmasks a vector after consuming old signals.

@@ -94,6 +94,9 @@ pub(super) fn run_on_other_threads(run: ThreadJob) -> Result<ThreadJobResult, Er
 
 /// Whether the thread has run the job; false if it has ended.
 fn run_on_thread(job: &PublishedJob, thread: i32) -> Result<bool, String> {
+    if blocks_job_signal(thread) {
+        return Err("it blocks signals, as the threads of librados do".to_owned());
+    }
     job.finished.store(0, Ordering::Relaxed);
     match send_signal(thread) {
         Ok(()) => {}
@@ -163,6 +166,15 @@ fn send_signal(thread: i32) -> Result<(), Errno> {
     unsafe { raw_call(libc::SYS_tgkill, numbers) }.map(drop)
 }
 
+/// Whether a thread blocks the signal. One that does would be waited for in vain.
+fn blocks_job_signal(thread: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status"));
+    let status = status.unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (job_signal() - 1) & 1 != 0
+}
+
 fn current_thread() -> i32 {
     // SAFETY: gettid has no arguments and does not fail.
     let thread = unsafe { raw_call(libc::SYS_gettid, [0; 5]) };
@@ -222,6 +234,33 @@ mod tests {
         assert!(result.threads + 1 >= before.intersection(&after).count(), "{result:?}");
         computes.unwrap().stop();
         sleeps.unwrap().stop();
+    }
+
+    #[test]
+    fn thread_that_blocks_signals_is_reported_at_once() {
+        let _one = ONE_TEST.lock();
+        let start = std::time::Instant::now();
+        let (blocks, blocked) = std::sync::mpsc::channel();
+        let deaf = NamedThread::spawn("deaf", None, move |stop| {
+            // SAFETY: all zeroes is a valid set of signals, and `sigfillset` replaces it.
+            let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+            // SAFETY: the set outlives the call.
+            unsafe { libc::sigfillset(&raw mut all) };
+            // SAFETY: the set is initialized; the old one is not requested.
+            unsafe {
+                libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut())
+            };
+            blocks.send(()).unwrap();
+            while !stop.is_stopped() {
+                std::thread::park_timeout(std::time::Duration::from_millis(10));
+            }
+        });
+        blocked.recv().unwrap();
+        let result = run_on_other_threads(Box::new(|| Ok(()))).unwrap();
+        let deaf_thread = result.failed.iter().find(|(name, _)| name == "deaf");
+        assert!(deaf_thread.unwrap().1.contains("blocks signals"), "{:?}", result.failed);
+        assert!(start.elapsed() < super::THREAD_MAX, "it is not waited for");
+        deaf.unwrap().stop();
     }
 
     #[test]
