@@ -116,6 +116,21 @@ pub fn refresh_sizes() -> usize {
     devices.iter().filter(|device| device.refresh_size()).count()
 }
 
+/// Removes every bdev of this process whose device has failed for good and has this
+/// [identity](BlockDevice::identity): for a driver that learns of the failure without knowing what is stacked on the device.
+/// Returns how many.
+pub fn remove_failed(identity: &str) -> usize {
+    let devices: Vec<Arc<BdevShared>> =
+        lock_all_devices().iter().filter_map(Weak::upgrade).collect();
+    let has_failed = |device: &&Arc<BdevShared>| {
+        let medium = device.block_device();
+        medium.is_some_and(|medium| {
+            medium.failure_reason().is_some() && medium.identity().as_deref() == Some(identity)
+        })
+    };
+    devices.iter().filter(has_failed).map(|device| device.remove()).count()
+}
+
 impl Bdev {
     /// Creates a bdev called `name` over a block device.
     ///

@@ -7,6 +7,7 @@
 //! | a loop device | the bytes of its file, through any number of loop devices |
 //! | a partition | the bytes of its disk |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the world-wide name of its namespace once it is open; before, its URI |
+//! | `rbd:` | cluster, pool, image and snapshot by their identifiers once it is open; before, its URI |
 //! | `emu:` over a file | the file: it is the only namespace, and its blocks are the file's |
 //! | `ram:`, `null:`, a model of one, `emu:` over one | nothing: each open creates another one |
 //! | what stands on others | all of them |

@@ -40,7 +40,7 @@ pub use adapt::{
 };
 pub use bdev::{
     Bdev, BdevDescriptor, BdevEvent, BdevOptions, ChannelId, ChannelMode, Claim, ClaimConflict,
-    ClaimError, Holder, Uuid, UuidParseError, refresh_sizes,
+    ClaimError, Holder, Uuid, UuidParseError, refresh_sizes, remove_failed,
 };
 pub use channel::Channel;
 pub use completion_queue::CompletionQueue;

@@ -72,6 +72,15 @@ impl Uri {
         Self { scheme: scheme.into(), body, pairs: Vec::new() }
     }
 
+    /// The same device type and options with another path.
+    #[must_use]
+    pub fn with_path(&self, path: impl Into<String>) -> Self {
+        let mut uri = self.clone();
+        let (UriBody::Path(own) | UriBody::Children(_, own)) = &mut uri.body;
+        *own = path.into();
+        uri
+    }
+
     /// Adds an option.
     #[must_use]
     pub fn with_option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
@@ -79,7 +88,7 @@ impl Uri {
         self
     }
 
-    /// The URI opened read-only: `file:` devices get the read-only option, except below devices that
+    /// The URI opened read-only: `file:` and `rbd:` devices get the read-only option, except below devices that
     /// [write on their own](Self::writes_when_read_only).
     #[must_use]
     pub fn read_only(mut self) -> Self {
@@ -90,7 +99,7 @@ impl Uri {
                     *child = child.clone().read_only();
                 }
             }
-            UriBody::Path(_) if self.scheme == "file" => {
+            UriBody::Path(_) if ["file", "rbd"].contains(&&*self.scheme) => {
                 self.pairs.retain(|(key, _)| key != "read-only");
                 self.pairs.push(("read-only".into(), "yes".into()));
             }
@@ -463,6 +472,12 @@ mod tests {
     }
 
     #[test]
+    fn path_is_replaced_and_all_else_kept() {
+        assert_eq!(parse("rbd:p/i?user=u").with_path("p/j@s"), parse("rbd:p/j@s?user=u"));
+        assert_eq!(parse("volume:[ram:1m]/a?x=1").with_path("b"), parse("volume:[ram:1m]/b?x=1"));
+    }
+
+    #[test]
     fn read_only_uri_marks_every_file() {
         for (text, expected) in [
             ("ram:1g", "ram:1g"),
@@ -472,6 +487,7 @@ mod tests {
                 "stripe:[file:/a],[delay:[file:/b]]",
                 "stripe:[file:/a?read-only=yes],[delay:[file:/b?read-only=yes]]",
             ),
+            ("rbd:p/i?user=u", "rbd:p/i?user=u&read-only=yes"),
             ("mirror:[file:/a],[file:/b]", "mirror:[file:/a],[file:/b]"),
             ("volume:[file:/a]/b", "volume:[file:/a]/b"),
         ] {

@@ -35,6 +35,25 @@ impl<'a> UriOptions<'a> {
         Some(self.left.remove(position).1.clone())
     }
 
+    /// Consumes every key that begins with `prefix`, in the order given: the rest of the key, and its value. Messages
+    /// show the keys as `shown`.
+    pub fn text_values_with_prefix(
+        &mut self,
+        prefix: &str,
+        shown: &'static str,
+    ) -> Vec<(String, String)> {
+        self.asked.push(shown);
+        let rest_of =
+            |key: &str| key.strip_prefix(prefix).filter(|rest| !rest.is_empty()).map(str::to_owned);
+        let found = self
+            .left
+            .iter()
+            .filter_map(|(key, value)| Some((rest_of(key)?, value.clone())))
+            .collect();
+        self.left.retain(|(key, _)| rest_of(key).is_none());
+        found
+    }
+
     /// Consumes an integer in a range.
     pub fn number_value(
         &mut self,
@@ -152,6 +171,17 @@ mod tests {
         assert_eq!(fields.text_value("c"), None);
         let refusal = fields.reject_unconsumed().unwrap_err().to_string();
         assert_eq!(refusal, "x:?a=1&b=x=y: no parameter `a`, expected b or c");
+    }
+
+    #[test]
+    fn options_with_a_prefix_are_consumed_together() {
+        let uri = sample_uri("conf-a=1&b=2&conf-c-d=x&conf-=3");
+        let mut fields = uri.options();
+        let found = fields.text_values_with_prefix("conf-", "conf-NAME");
+        assert_eq!(found, [("a".to_owned(), "1".to_owned()), ("c-d".to_owned(), "x".to_owned())]);
+        assert_eq!(fields.text_value("b").as_deref(), Some("2"));
+        let refusal = fields.reject_unconsumed().unwrap_err().to_string();
+        assert!(refusal.ends_with("no parameter `conf-`, expected conf-NAME or b"), "{refusal}");
     }
 
     #[test]
