@@ -320,7 +320,7 @@ pub(super) fn reload_credentials(announcer: Option<&EventSender>) {
         }
     }
     if let Some(announcer) = announcer {
-        announcer.emit_control_reload(done.as_ref().map(|()| ()));
+        announcer.emit_control_reload(done.as_ref().copied());
     }
 }
 
