@@ -35,14 +35,14 @@ fn malformed_uri_and_unknown_device_are_rejected() {
         (
             "perf 5e:00.0",
             "5e:00.0: no devices of kind `5e`, expected one of null:, ram:, file:, model:, \
-             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, \
+             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, rbd:, \
              crypt:; an SSD on the PCI bus is `pcie:5e:00.0`"
                 .into(),
         ),
         (
             "perf nvme:1",
             "nvme:1: no devices of kind `nvme`, expected one of null:, ram:, file:, model:, \
-             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, \
+             delay:, fault:, split:, stripe:, mirror:, volume:, emu:, tcp:, vfio-user:, pcie:, rbd:, \
              crypt:; a file is `file:nvme:1`"
                 .into(),
         ),

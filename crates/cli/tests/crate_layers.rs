@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within the machine crates, `linux` depends on `dma`.
-const LAYERS: [(&str, u32); 29] = [
+const LAYERS: [(&str, u32); 30] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme-host", 1),
@@ -31,6 +31,7 @@ const LAYERS: [(&str, u32); 29] = [
     ("tenmil-drivers", 4),
     ("tenmil-serve", 5),
     ("tenmil-crypt", 4),
+    ("tenmil-rbd", 4),
     ("tenmil-devices", 5),
     ("tenmil", 6),
     ("tenmil-rpc", 6),
@@ -44,8 +45,8 @@ const LAYERS: [(&str, u32); 29] = [
 /// Crates with unsafe code. Every other crate forbids it.
 const MACHINE: [&str; 3] = ["tenmil-dma", "tenmil-linux", "tenmil-pci"];
 
-/// Other crates with unsafe code, around C libraries: a cipher, and TLS.
-const FOREIGN_LIBRARIES: [&str; 2] = ["tenmil-crypt", "tenmil-tls"];
+/// Other crates with unsafe code, around C libraries: a cipher, TLS, and the client of Ceph.
+const FOREIGN_LIBRARIES: [&str; 3] = ["tenmil-crypt", "tenmil-tls", "tenmil-rbd"];
 
 /// Executors that the data path must not depend on.
 const EXECUTORS: [&str; 3] = ["tokio", "async-std", "smol"];

@@ -10,7 +10,7 @@ const PAGE: &str = include_str!("../../../docs/user/device-uris.md");
 
 /// A name of each kind, which nothing but an unknown key is wrong with. Where a kind has several
 /// forms that take different keys, one of each.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 16] = [
     "null:?",
     "ram:1m?",
     "file:/nowhere?",
@@ -26,6 +26,7 @@ const NAMES: [&str; 15] = [
     "tcp://127.0.0.1:1/nqn.2024-01.example:disk?",
     "vfio-user:/nowhere?",
     "pcie:0000:00:00.0?",
+    "rbd:pool/image?",
 ];
 
 type UriKeys = BTreeMap<String, BTreeSet<String>>;

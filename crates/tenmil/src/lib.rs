@@ -59,9 +59,11 @@ pub use tenmil_reactor::task::{JoinError, JoinHandle};
 
 /// All device types, by URI scheme, for the program `tenmil`.
 #[doc(hidden)]
-pub const KINDS: &[NamedDeviceType<'static>] = &join_device_types::<
-    { tenmil_devices::KINDS.len() + 1 },
->(tenmil_devices::KINDS, &[("crypt", CRYPT)]);
+pub const KINDS: &[NamedDeviceType<'static>] =
+    &join_device_types::<{ tenmil_devices::KINDS.len() + 2 }>(
+        tenmil_devices::KINDS,
+        &[("rbd", &tenmil_rbd::open), ("crypt", CRYPT)],
+    );
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn tenmil_block::DeviceType = &tenmil_crypt::open;

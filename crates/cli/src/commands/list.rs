@@ -61,7 +61,7 @@ const MEDIA: [(&str, &str); 3] = [
 ];
 
 /// Block device kinds and what they are.
-const BLOCK: [(&str, &str); 14] = [
+const BLOCK: [(&str, &str); 15] = [
     ("null:", "completes requests, transfers no data, without a driver"),
     ("ram:SIZE", "blocks in memory"),
     ("file:PATH", "blocks in a file or on a block device; the path alone if it exists"),
@@ -75,6 +75,7 @@ const BLOCK: [(&str, &str); 14] = [
     ("crypt:[URI]", CRYPT),
     ("tcp://HOST/NQN/NSID", "a namespace of another machine, over NVMe/TCP"),
     ("vfio-user:PATH", "a controller of another process, at its socket"),
+    ("rbd:POOL/IMAGE", "an image of a Ceph cluster, by librbd of this machine"),
     ("pcie:ADDRESS", "an SSD on the bus that `tenmil bind` has taken"),
 ];
 

@@ -6,6 +6,7 @@
 //! | `file:` of a block device | world-wide name, serial number or UUID, and the partition; of a loop device its backing file |
 //! | `volume:` | the pool, by the devices below it, and the volume's UUID |
 //! | `tcp:`, `pcie:`, `vfio-user:` | the namespace's UUID, NGUID or EUI-64, else the controller's serial number and the NSID |
+//! | `rbd:` | cluster, pool, image and snapshot by their identifiers: a renamed image is the same |
 //! | `mirror:` | the mirror's own UUID, whichever legs are present, in any order |
 //! | stacked devices | the identities of the devices below, in the same order and composed in the same way |
 //! | `ram:`, `null:`, files on FUSE | the URI: the disk itself has no identity |
