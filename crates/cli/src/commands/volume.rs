@@ -3,6 +3,7 @@
 mod clone;
 mod command_result_output;
 mod list;
+mod rbd_images;
 #[cfg(test)]
 mod read_only_tests;
 pub(super) mod stream_commands;
@@ -27,7 +28,7 @@ use super::pool_access::PoolAccess;
 use super::write_stdout;
 use tenmil_base::Error;
 
-/// Create, change, list or delete volumes of a pool. If another process of this user has the pool open,
+/// Create, change, list or delete volumes of a pool, or images of a Ceph cluster. If another process of this user has the pool open,
 /// that process carries out the command.
 #[derive(Debug, Args)]
 #[command(subcommand_required = true, after_help = EXAMPLES)]
@@ -76,9 +77,10 @@ struct CreateArguments {
     #[arg(long, value_name = "BYTES")]
     size: ByteSize,
 
-    /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k
-    #[arg(long, value_name = "BYTES", default_value = "64k")]
-    cluster_size: ByteSize,
+    /// Cluster size (allocation unit): 4k, 8k, 16k, 32k or 64k [default: 64k]; of an image of Ceph, size of its
+    /// objects: 4k to 32m [default: that of the cluster]
+    #[arg(long, value_name = "BYTES")]
+    cluster_size: Option<ByteSize>,
 
     /// Store a checksum of every block, and fail reads of blocks that do not match
     #[arg(long)]
@@ -194,6 +196,9 @@ Examples:
   tenmil volume send /var/tmp/pool/tuesday --from monday |
       tenmil volume receive /mnt/backup/tuesday
   tenmil serve /var/tmp/pool/db -l nbd:/tmp/db
+  tenmil volume create rbd:rbd/db --size 100g             an image of a Ceph cluster
+  tenmil volume snapshot rbd:rbd/db monday
+  tenmil volume list rbd:rbd
 
 /var/tmp/pool/db is the volume db of the pool in the file /var/tmp/pool, in full
 'volume:[file:/var/tmp/pool]/db'; of a pool on another device it is 'volume:[URI]/db'.";
@@ -213,6 +218,10 @@ pub(super) fn run_volume(
     arguments: &VolumeArguments,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
+    if let Some(text) = rbd_images::run_if_image(&arguments.command)? {
+        write_stdout(out, &text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let kinds = if arguments.only_reads() { super::LOOKING_KINDS } else { tenmil::KINDS };
     let text = with_device_kinds(kinds, |opener| match &arguments.command {
         VolumeCommand::Create(it) => create_volume(opener, it),
@@ -312,7 +321,8 @@ fn run_job_and_render(
 }
 
 fn create_volume(opener: &Opener<'_>, it: &CreateArguments) -> CommandOutput {
-    let (ByteSize(size_bytes), ByteSize(unit_bytes)) = (it.size, it.cluster_size);
+    let (ByteSize(size_bytes), ByteSize(unit_bytes)) =
+        (it.size, it.cluster_size.unwrap_or(clone::UNIT));
     let (checksums, thick) = (it.checksums, it.thick);
     let order = |name| PoolCommand::Create { name, size_bytes, unit_bytes, checksums, thick };
     execute_and_inflate(opener, &it.volume, order, it.json)

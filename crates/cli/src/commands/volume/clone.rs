@@ -12,16 +12,16 @@ use tenmil_base::Error;
 pub(super) struct CloneArguments {
     /// Parent volume or snapshot; with --from, the volume to create
     #[arg(value_name = "VOLUME")]
-    volume: Uri,
+    pub(super) volume: Uri,
 
     /// Name of the clone, in the same pool
     #[arg(value_name = "NAME", required_unless_present = "from", conflicts_with = "from")]
-    name: Option<String>,
+    pub(super) name: Option<String>,
 
     /// Read unwritten blocks from this external image, which must not change: any device, or a snapshot
     /// of another pool
     #[arg(long, value_name = "URI")]
-    from: Option<Uri>,
+    pub(super) from: Option<Uri>,
 
     /// Size of the volume [default: the size of the image]; blocks beyond the image read as zeroes
     #[arg(long, value_name = "BYTES", requires = "from")]
@@ -41,7 +41,7 @@ pub(super) struct CloneArguments {
 }
 
 /// Default cluster size.
-const UNIT: ByteSize = ByteSize(64 << 10);
+pub(super) const UNIT: ByteSize = ByteSize(64 << 10);
 
 /// Creates a clone.
 pub(super) fn clone_volume(opener: &Opener<'_>, it: &CloneArguments) -> CommandOutput {

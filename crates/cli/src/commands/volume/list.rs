@@ -15,11 +15,11 @@ use tenmil_base::Error;
 pub(super) struct ListArguments {
     /// Pool, by its device
     #[arg(value_name = "URI")]
-    store: Uri,
+    pub(super) store: Uri,
 
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// All volumes with their space usage.

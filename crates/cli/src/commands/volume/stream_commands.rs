@@ -20,7 +20,7 @@ use super::open_pool_of;
 pub(super) struct DiffArguments {
     /// Older volume or snapshot, such as volume:[file:/var/tmp/pool]/monday
     #[arg(value_name = "A")]
-    volume: Uri,
+    pub(super) volume: Uri,
 
     /// Name of the newer one, in the same pool
     #[arg(value_name = "B")]
@@ -35,7 +35,7 @@ pub(super) struct DiffArguments {
 pub(super) struct SendArguments {
     /// Snapshot
     #[arg(value_name = "SNAPSHOT")]
-    volume: Uri,
+    pub(super) volume: Uri,
 
     /// Incremental: send only the changes since this snapshot of the same pool
     #[arg(long, value_name = "NAME")]
@@ -50,7 +50,7 @@ pub(super) struct SendArguments {
 pub(super) struct ReceiveArguments {
     /// Snapshot to create, such as volume:[file:/mnt/backup]/monday
     #[arg(value_name = "VOLUME")]
-    volume: Uri,
+    pub(super) volume: Uri,
 
     /// Print JSON
     #[arg(long)]

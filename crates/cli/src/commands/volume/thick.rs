@@ -11,7 +11,7 @@ use super::{ByteSize, CommandOutput, run_job_and_render};
 pub(super) struct InflateArguments {
     /// Volume; blocks shared with others or read from the parent are copied
     #[arg(value_name = "VOLUME")]
-    volume: Uri,
+    pub(super) volume: Uri,
 
     /// Limit of copied bytes per second, such as 100m
     #[arg(long, value_name = "BYTES")]
