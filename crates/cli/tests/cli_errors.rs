@@ -236,7 +236,10 @@ fn unknown_word_is_rejected_with_the_known_ones() {
             "perf -w backwards",
             "-w backwards: expected read, write, randread, randwrite, rw, randrw, trim or flush-mix",
         ),
-        ("mirror help --help", "no command `--help`, expected create, show, add, replace, remove or takeover"),
+        (
+            "mirror help --help",
+            "no command `--help`, expected create, show, add, replace, remove or takeover",
+        ),
         ("mirror foo", "no command `foo`, expected create, show, add, replace, remove or takeover"),
         ("perf --cq-doorbell never", "--cq-doorbell never: expected each, poll or deferred"),
         (
