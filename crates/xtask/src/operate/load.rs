@@ -170,7 +170,9 @@ fn check_instructions(binary: &Path, directory: &Path, report: &mut Report) -> R
         loaded.push(counted?);
         rates.push(rate);
         // As many as this server has answered, so that perf has as much of its core.
-        let generator = Generator::start(&other.socket, (rate as u32).max(1), STREAMS)?;
+        #[expect(clippy::cast_possible_truncation, reason = "at most a thousand")]
+        let per_second = rate.max(1.0) as u32;
+        let generator = Generator::start(&other.socket, per_second, STREAMS)?;
         let counted = server.count_instructions(binary, &format!("elsewhere{round}"));
         generator.stop();
         elsewhere.push(counted?);
