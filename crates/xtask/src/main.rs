@@ -10,6 +10,7 @@
 
 mod api;
 mod book;
+mod ceph;
 mod crash;
 mod docs;
 mod fairness;
@@ -44,6 +45,8 @@ enum Task {
     Fairness(fairness::FairnessOptions),
     /// Run a server as an operator does: curl, Prometheus with the dashboard and alert rules, the web page.
     Operate(operate::OperateOptions),
+    /// Test `rbd:` devices against a Ceph cluster of one node, and measure their speed beside rbd bench and fio.
+    Ceph(ceph::CephOptions),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Docs(options) => ("docs", docs::run_docs(&options)),
         Task::Fairness(options) => ("fairness", fairness::run_fairness(&options)),
         Task::Operate(options) => ("operate", operate::run_operate(&options)),
+        Task::Ceph(options) => ("ceph", ceph::run_ceph(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,

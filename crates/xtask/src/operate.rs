@@ -26,6 +26,8 @@ use std::process::Command;
 use installation::Installation;
 use service::Service;
 
+pub(crate) use service::free_port;
+
 /// Directory of all files.
 const DIRECTORY: &str = "target/operate";
 
@@ -89,6 +91,13 @@ impl Report {
         self.passed += 1;
     }
 
+    /// Prints how many checks passed; returns true if none failed.
+    pub(crate) fn print_summary(&self) -> bool {
+        let Self { passed, failed, skipped } = self;
+        println!("{passed} checks passed, {} failed, {} skipped", failed.len(), skipped.len());
+        failed.is_empty()
+    }
+
     /// Notes a part that cannot run here.
     fn skip(&mut self, what: &str, why: &str) {
         println!("  skip  {what}: {why}");
@@ -122,10 +131,9 @@ pub(crate) fn run_operate(options: &OperateOptions) -> Result<bool, String> {
         println!("load of the API");
         load::check_load(&installation.binary, &directory, &mut report)?;
     }
-    let Report { passed, failed, skipped } = &report;
-    println!("{passed} checks passed, {} failed, {} skipped", failed.len(), skipped.len());
+    let is_passed = report.print_summary();
     println!("screenshots and output are in {DIRECTORY}");
-    Ok(failed.is_empty())
+    Ok(is_passed)
 }
 
 /// The parts that look at one service.

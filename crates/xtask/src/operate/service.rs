@@ -195,7 +195,7 @@ impl Drop for Service {
 }
 
 /// A port of loopback that was free a moment ago.
-pub(super) fn free_port() -> Result<u16, String> {
+pub(crate) fn free_port() -> Result<u16, String> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(|why| format!("free port: {why}"))?;
     listener.local_addr().map(|address| address.port()).map_err(|why| why.to_string())
 }
