@@ -57,7 +57,7 @@ pub(crate) struct CephOptions {
 enum Part {
     /// Data, snapshots, clones, resizes
     Data,
-    /// An OSD that is killed or stopped, a blocklisted client, lost locks, what cannot be opened
+    /// An OSD that is killed or stopped, a full cluster, a blocklisted client, lost locks, what cannot be opened
     Failures,
     /// Many images in one process
     Many,

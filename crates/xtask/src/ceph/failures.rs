@@ -12,6 +12,8 @@ use crate::operate::Report;
 const OSD_DOWN: Duration = Duration::from_secs(3);
 /// Time for a loss to be noticed by an idle device, which looks every five seconds.
 const LOSS_MAX: Duration = Duration::from_secs(15);
+/// Time for the monitor to see that the OSD is full, or has room.
+const FULL_MAX: Duration = Duration::from_secs(40);
 
 /// Checks the failures that docs/operator/ceph.md lists.
 pub(super) fn check_failures(
@@ -19,10 +21,11 @@ pub(super) fn check_failures(
     cluster: &mut Cluster,
     report: &mut Report,
 ) -> Result<(), String> {
-    for name in ["failures", "other"] {
+    for name in ["failures", "other", "empty"] {
         programs.run(&["volume", "create", &cluster.uri(name, ""), "--size", "32m"])?;
     }
     check_killed_osd(programs, cluster, report)?;
+    check_full(programs, cluster, report)?;
     check_two_writers(programs, cluster, report)?;
     check_blocklist(programs, cluster, report)?;
     check_lost_lock(programs, cluster, report)?;
@@ -51,6 +54,38 @@ fn check_killed_osd(
     let verified = if succeeded { verification_of(Ok(text)) } else { Err(text.trim().to_owned()) };
     let how = if is_persistent { "killed" } else { "stopped" };
     report.check(&format!("a load continues after the OSD was {how} for {OSD_DOWN:?}"), verified);
+    Ok(())
+}
+
+/// A cluster is full when its OSD is: here, when it stores more than a small part of its size.
+fn check_full(programs: &Programs, cluster: &Cluster, report: &mut Report) -> Result<(), String> {
+    let set_ratios = |ratios: [&str; 3]| {
+        let names = ["set-nearfull-ratio", "set-backfillfull-ratio", "set-full-ratio"];
+        let mut set = names.iter().zip(ratios);
+        set.try_for_each(|(name, ratio)| cluster.run("ceph", &["osd", name, ratio]).map(drop))
+    };
+    // Writes to objects that exist need no space and succeed, so the image has none.
+    let uri = cluster.uri("empty", "");
+    let write = ["perf", &uri, "-w", "randwrite", "--overwrite", "-q", "4", "-t", "1", "-a", "0"];
+    set_ratios(["0.001", "0.002", "0.003"])?;
+    let is_full = wait_for(FULL_MAX, || {
+        cluster.run("ceph", &["health"]).is_ok_and(|text| text.contains("pool(s) full"))
+    });
+    if !is_full {
+        return Err(format!("ceph health: no full pool within {FULL_MAX:?}"));
+    }
+    let (_, text) = programs.run_to_end(&write);
+    report.check(
+        "a full cluster fails writes with Capacity Exceeded",
+        expect_text(&text, "Capacity Exceeded"),
+    );
+    set_ratios(["0.85", "0.9", "0.95"])?;
+    let is_written = wait_for(FULL_MAX, || {
+        let (succeeded, text) = programs.run_to_end(&write);
+        succeeded && !text.contains("Capacity Exceeded")
+    });
+    let is_written = if is_written { Ok(String::new()) } else { Err("they do not".to_owned()) };
+    report.check("writes succeed when it has room again", is_written);
     Ok(())
 }
 

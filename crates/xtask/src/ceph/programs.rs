@@ -70,7 +70,7 @@ impl Programs {
     }
 
     /// Runs tenmil to its end, and returns whether it succeeded and all that it printed.
-    fn run_to_end(&self, arguments: &[&str]) -> (bool, String) {
+    pub(super) fn run_to_end(&self, arguments: &[&str]) -> (bool, String) {
         match Command::new(&self.tenmil).args(arguments).output() {
             Err(why) => (false, format!("run tenmil: {why}")),
             Ok(output) => {
