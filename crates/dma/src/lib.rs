@@ -17,7 +17,8 @@
 //! - Every access is checked against its region; a segment outside of it is rejected.
 //! - A region stays mapped as long as any handle to its [`RegionTable`] exists, and every ring holds one.
 //!   Nothing is unmapped while it could still be accessed. A dropped [`Region`] returns its pages, but
-//!   not its addresses, and its number never refers to other memory.
+//!   not its addresses, and its number never refers to other memory. Memory of the program
+//!   ([`RegionTable::add_program_memory`]) stays mapped until its region is dropped, as the program promises.
 //! - Memory of another process is mapped only if it exists, and its later loss does not end this process:
 //!   see [`ForeignRegion`].
 //! - No reference into a region is ever formed. A device, another thread or a virtual machine may write

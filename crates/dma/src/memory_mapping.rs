@@ -13,7 +13,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use self::contiguous_memory::ContiguousMemory;
 use crate::sigbus_guard::replace_by_zeroed_memory;
 
-/// Memory mapping, unmapped when dropped.
+/// Memory mapping, unmapped when dropped, unless it is the program's.
 #[derive(Debug)]
 pub struct MemoryMapping {
     base: NonNull<u8>,
@@ -38,6 +38,8 @@ pub enum MemoryBacking {
     /// Private 2 MiB pages that are physically contiguous and pinned. They must be reserved on the
     /// system, and only root can read their physical addresses.
     Contiguous,
+    /// Memory that the program has mapped itself, and unmaps.
+    OfProgram,
 }
 
 /// Error: the kernel did not provide the memory.
@@ -73,6 +75,20 @@ impl MemoryMapping {
             MemoryBacking::Shared => Self::map_memfd(len_bytes, backing).map_err(refuse),
             MemoryBacking::SharedHuge => Self::map_memfd(len_bytes, backing).map_err(refuse),
             MemoryBacking::Contiguous => Self::map_contiguous(len_bytes).map_err(refuse),
+            MemoryBacking::OfProgram => Err(refuse(rustix::io::Errno::INVAL)),
+        }
+    }
+
+    /// Memory that the program has mapped: it is not unmapped when this is dropped.
+    pub(crate) fn of_program(base: NonNull<u8>, len_bytes: usize) -> Self {
+        Self {
+            base,
+            len_bytes,
+            backing: MemoryBacking::OfProgram,
+            transparent_huge_pages: false,
+            whole: (base, len_bytes),
+            shared: None,
+            row: None,
         }
     }
 
@@ -186,12 +202,13 @@ impl MemoryMapping {
     }
 
     /// Returns the pages to the kernel, those of a memfd for all processes that map it. The addresses
-    /// stay mapped and read as zeroes. Pinned contiguous pages are kept and zeroed. Returns false if the
-    /// kernel refuses.
+    /// stay mapped and read as zeroes. Pinned contiguous pages are kept and zeroed, and pages of the program
+    /// are left alone. Returns false if the kernel refuses.
     pub(crate) fn discard_pages(&self) -> bool {
         let advice = match self.backing {
             MemoryBacking::Private => Advice::LinuxDontNeed,
             MemoryBacking::Shared | MemoryBacking::SharedHuge => Advice::LinuxRemove,
+            MemoryBacking::OfProgram => return true,
             MemoryBacking::Contiguous => {
                 // SAFETY: the range belongs to this mapping, is mapped, and any byte is a valid byte; no
                 // reference into it exists.
@@ -267,6 +284,9 @@ impl MemoryMapping {
 
 impl Drop for MemoryMapping {
     fn drop(&mut self) {
+        if self.backing == MemoryBacking::OfProgram {
+            return;
+        }
         let (base, len_bytes) = self.whole;
         // SAFETY: exactly the range returned by `mmap`, unmapped once; `RegionTable` drops mappings only
         // when no handle is left that could resolve an address in them.
@@ -283,10 +303,13 @@ impl fmt::Display for MappingError {
             MemoryBacking::Shared => "shared",
             MemoryBacking::SharedHuge => "2 MiB-page",
             MemoryBacking::Contiguous => "contiguous 2 MiB-page",
+            MemoryBacking::OfProgram => "the program's",
         };
         write!(out, "map {len_bytes} bytes of {kind} memory: {errno}")?;
         let remedy = match (backing, *errno) {
-            (MemoryBacking::Private | MemoryBacking::Shared, _) => return Ok(()),
+            (MemoryBacking::Private | MemoryBacking::Shared | MemoryBacking::OfProgram, _) => {
+                return Ok(());
+            }
             (MemoryBacking::SharedHuge, _) => {
                 "reserve pages with `sysctl vm.nr_hugepages=…`, or use ordinary memory"
             }

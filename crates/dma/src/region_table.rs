@@ -13,11 +13,14 @@
 //! - An access resolved before its region was dropped may still move bytes there. This is a bug of the
 //!   caller that dropped the region too early; it corrupts data, but not memory safety. Therefore the
 //!   owner of a [`Region`] keeps it until all work on its memory has ended.
+//! - Memory of the program is the exception: the program unmaps it after its region was dropped, and
+//!   promises that no access was in progress then.
 //! - A component that lets a device access regions registers an [`UnmapListener`]. The place of a region
 //!   that cannot be unmapped from its device is never reused.
 
 mod foreign_region;
 mod kernel_buffer;
+mod program_memory;
 mod region;
 mod unmap_listener;
 

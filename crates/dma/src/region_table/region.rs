@@ -112,8 +112,7 @@ impl RegionTable {
                 }
             }
         };
-        let (id, is_spoilt) = (whole.region, false);
-        Ok(Region { regions: self.clone(), id, len_bytes: bytes, is_leaked: is_spoilt })
+        Ok(Region::new(self, whole.region, bytes))
     }
 
     /// Number of existing regions.
@@ -191,6 +190,10 @@ impl RegionTable {
 }
 
 impl Region {
+    pub(super) fn new(regions: &RegionTable, id: RegionId, len_bytes: u64) -> Self {
+        Self { regions: regions.clone(), id, len_bytes, is_leaked: false }
+    }
+
     /// Region number.
     #[inline]
     pub fn id(&self) -> RegionId {
