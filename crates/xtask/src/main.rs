@@ -10,6 +10,7 @@
 
 mod api;
 mod book;
+mod c_library;
 mod ceph;
 mod crash;
 mod docs;
@@ -35,6 +36,8 @@ enum Task {
     Pgo(pgo::PgoOptions),
     /// Make the Debian package, the static program and the container image, and test them.
     Package(package::PackageOptions),
+    /// Make the C library with its header and tarball, and run its examples and checks where it is installed.
+    CLibrary(c_library::CLibraryOptions),
     /// Write the documentation with its generated references to target/book, and check its links.
     Book(book::BookOptions),
     /// Print the public API of the crate `tenmil`.
@@ -55,6 +58,7 @@ fn main() -> ExitCode {
         Task::Crash(options) => ("crash", crash::run_crash_tests(&options)),
         Task::Pgo(options) => ("pgo", pgo::run_pgo(&options)),
         Task::Package(options) => ("package", package::run_package(&options)),
+        Task::CLibrary(options) => ("c-library", c_library::run_c_library(&options)),
         Task::Book(options) => ("book", book::run_book(&options)),
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),

@@ -134,12 +134,12 @@ fn build_program(root: &Path, profile: &str, target: Option<&str>) -> Result<Pat
     Ok(path.join(directory).join("tenmil"))
 }
 
-fn target_directory(root: &Path) -> PathBuf {
+pub(crate) fn target_directory(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
 /// Version of the program.
-fn version() -> &'static str {
+pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
@@ -171,7 +171,7 @@ fn megabytes(bytes: u64) -> f64 {
 }
 
 /// Runs a command, which has to succeed.
-fn run_command(what: &str, command: &mut Command) -> Result<(), String> {
+pub(crate) fn run_command(what: &str, command: &mut Command) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{what}: {} {status}", command.get_program().display())),
@@ -180,7 +180,7 @@ fn run_command(what: &str, command: &mut Command) -> Result<(), String> {
 }
 
 /// Runs a command, which has to succeed, and returns its standard output without the last line end.
-fn output_of(what: &str, command: &mut Command) -> Result<String, String> {
+pub(crate) fn output_of(what: &str, command: &mut Command) -> Result<String, String> {
     let output = command.output().map_err(|why| start_error(what, command, &why))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
