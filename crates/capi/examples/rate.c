@@ -59,7 +59,7 @@ int main(int argc, char **argv)
         return 2;
     }
     check("start", tenmil_context_create(NULL, &context));
-    check("open", tenmil_open(context, uri, TENMIL_OPEN_READ_ONLY, &device));
+    check("open", tenmil_open(context, uri, TENMIL_OPEN_DIRECT, &device));
     check("describe", tenmil_device_get_info(device, &info));
     /* As many as the device has; the rest waits here. */
     const unsigned in_flight = depth < info.depth_max ? depth : info.depth_max;

@@ -114,6 +114,13 @@
 #define TENMIL_OPEN_READ_ONLY 1
 
 /**
+ * Queues are those of the driver, which is faster: I/Os that the driver does not have are refused instead of
+ * being split or emulated, and there are no events. The I/Os must lie within `request_blocks_max`,
+ * `segments_max` and `block_count` of struct tenmil_device_info. Not together with TENMIL_OPEN_READ_ONLY.
+ */
+#define TENMIL_OPEN_DIRECT 2
+
+/**
  * Completed writes are on stable media.
  */
 #define TENMIL_DURABILITY_PERSISTENT 0
@@ -311,6 +318,14 @@ typedef struct tenmil_device_info {
    * TENMIL_DURABILITY_...
    */
   uint32_t durability;
+  /**
+   * Blocks of the largest I/O; larger ones are split, unless the device is open with TENMIL_OPEN_DIRECT.
+   */
+  uint32_t request_blocks_max;
+  /**
+   * Zero.
+   */
+  uint32_t reserved;
 } tenmil_device_info;
 
 /**

@@ -8,7 +8,7 @@ use tenmil_base::{BlockDevice, Durability, Error, IoChannel, Limits};
 use tenmil_block::uri::Uri;
 use tenmil_block::{
     AdaptationOptions, AdaptedDevice, Bdev, BdevDescriptor, BdevEvent, BdevOptions,
-    BounceBufferAllocator, Claim, Opener,
+    BounceBufferAllocator, ChannelMode, Claim, Opener,
 };
 
 use crate::c_string::{SizedStruct, copy_string, store, store_sized};
@@ -26,6 +26,10 @@ pub struct DeviceHandle {
 
 /// The device is opened for reading, beside other readers; files may be write-protected.
 pub const TENMIL_OPEN_READ_ONLY: u32 = 1;
+/// Queues are those of the driver, which is faster: I/Os that the driver does not have are refused instead of
+/// being split or emulated, and there are no events. The I/Os must lie within `request_blocks_max`,
+/// `segments_max` and `block_count` of struct tenmil_device_info. Not together with TENMIL_OPEN_READ_ONLY.
+pub const TENMIL_OPEN_DIRECT: u32 = 2;
 
 /// Completed writes are on stable media.
 pub const TENMIL_DURABILITY_PERSISTENT: u32 = 0;
@@ -57,13 +61,17 @@ pub struct DeviceInfo {
     pub operations: u32,
     /// TENMIL_DURABILITY_...
     pub durability: u32,
+    /// Blocks of the largest I/O; larger ones are split, unless the device is open with TENMIL_OPEN_DIRECT.
+    pub request_blocks_max: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<DeviceInfo>() == 40);
+const _: () = assert!(size_of::<DeviceInfo>() == 48);
 
 // SAFETY: integers in the layout of C, the first of which is the size.
 unsafe impl SizedStruct for DeviceInfo {
-    const FIRST_SIZE: usize = 40;
+    const FIRST_SIZE: usize = 48;
 }
 
 /// The device has another size; `value` is the number of its blocks.
@@ -103,6 +111,8 @@ pub(crate) struct Device {
     adapted: AdaptedDevice,
     descriptor: Arc<BdevDescriptor>,
     pub(crate) name: String,
+    /// Channels are those of the driver.
+    pub(crate) is_direct: bool,
     pub(crate) context: Arc<Context>,
 }
 
@@ -120,7 +130,9 @@ impl DeviceHandle {
 
 impl Device {
     /// Opens a device. Blocks.
-    fn open(context: Arc<Context>, uri: &str, is_read_only: bool) -> Result<Self, Failure> {
+    fn open(context: Arc<Context>, uri: &str, flags: u32) -> Result<Self, Failure> {
+        let is_direct = flags & TENMIL_OPEN_DIRECT != 0;
+        let is_read_only = flags & TENMIL_OPEN_READ_ONLY != 0;
         let parsed = uri.parse::<Uri>().map_err(|why| Error::from(why).with_context("open"))?;
         let name = parsed.to_string();
         let refuse = |why: Error| {
@@ -136,6 +148,7 @@ impl Device {
         let options = BdevOptions {
             // Latencies are measured by the program, which has the time of its submissions.
             timing: false,
+            mode: if is_direct { ChannelMode::Bypass } else { ChannelMode::Mq },
             ..BdevOptions::new(clock, tenmil_linux::random_seed())
         };
         let device = Bdev::new(&name, opened.medium, options).map_err(refuse)?;
@@ -148,17 +161,18 @@ impl Device {
         let memory = BounceBufferAllocator::new(regions, chunk_bytes, CHUNKS).map_err(refuse)?;
         let (shared, options) = (Arc::clone(&descriptor), AdaptationOptions::default());
         let adapted = AdaptedDevice::new(&device, shared, memory, options).map_err(refuse)?;
-        Ok(Self { adapted, descriptor, name, context })
+        Ok(Self { adapted, descriptor, name, is_direct, context })
     }
 
     /// Limits, with the current size.
     pub(crate) fn limits(&self) -> Limits {
-        self.adapted.limits()
+        if self.is_direct { self.descriptor.limits() } else { self.adapted.limits() }
     }
 
     /// Opens a channel of it.
     pub(crate) fn channel(&self) -> Result<Box<dyn IoChannel>, Failure> {
-        let channel = self.adapted.channel();
+        let channel =
+            if self.is_direct { self.descriptor.channel() } else { self.adapted.channel() };
         Ok(channel.map_err(|why| why.with_context(format!("{}: create a queue", self.name)))?)
     }
 
@@ -178,6 +192,8 @@ impl Device {
                 Durability::VolatileCache => TENMIL_DURABILITY_VOLATILE_CACHE,
                 Durability::NonPersistent => TENMIL_DURABILITY_NONE,
             },
+            request_blocks_max: limits.request_blocks_max,
+            reserved: 0,
         }
     }
 }
@@ -207,13 +223,13 @@ pub unsafe extern "C" fn tenmil_open(
         unsafe { store("device", device, DeviceHandle { id: 0 }) }?;
         // SAFETY: the caller promises that it is NULL or a string.
         let uri = unsafe { copy_string("uri", uri) }?;
-        if flags & !TENMIL_OPEN_READ_ONLY != 0 {
+        if ![0, TENMIL_OPEN_READ_ONLY, TENMIL_OPEN_DIRECT].contains(&flags) {
             return Err(Failure::usage(format_args!(
-                "open {uri}: flags are {flags:#x}, expected TENMIL_OPEN_READ_ONLY or 0"
+                "open {uri}: flags are {flags:#x}, expected 0, TENMIL_OPEN_READ_ONLY or \
+                 TENMIL_OPEN_DIRECT"
             )));
         }
-        let is_read_only = flags & TENMIL_OPEN_READ_ONLY != 0;
-        let opened = Device::open(context.get()?, &uri, is_read_only)?;
+        let opened = Device::open(context.get()?, &uri, flags)?;
         let id = DEVICES.add(Arc::new(opened));
         // SAFETY: as above.
         unsafe { store("device", device, DeviceHandle { id }) }?;

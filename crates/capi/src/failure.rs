@@ -61,6 +61,11 @@ impl Failure {
         self
     }
 
+    /// In a box, so that a result with it is small on the path of an I/O.
+    pub(crate) fn boxed(self) -> Box<Self> {
+        Box::new(self)
+    }
+
     /// Makes this the last error of the thread, and returns its code.
     fn record(self) -> i32 {
         // A text has no NUL; if one has, it ends there.

@@ -48,9 +48,9 @@ pub use context::{
 pub use device::{
     DeviceEvent, DeviceHandle, DeviceInfo, TENMIL_DURABILITY_NONE, TENMIL_DURABILITY_PERSISTENT,
     TENMIL_DURABILITY_VOLATILE_CACHE, TENMIL_EVENT_MEDIUM_CHANGED, TENMIL_EVENT_MEDIUM_ERROR,
-    TENMIL_EVENT_OVERFLOWED, TENMIL_EVENT_REMOVED, TENMIL_EVENT_RESIZED, TENMIL_OPEN_READ_ONLY,
-    tenmil_close, tenmil_device_event_fd, tenmil_device_get_info, tenmil_device_next_event,
-    tenmil_device_refresh, tenmil_open,
+    TENMIL_EVENT_OVERFLOWED, TENMIL_EVENT_REMOVED, TENMIL_EVENT_RESIZED, TENMIL_OPEN_DIRECT,
+    TENMIL_OPEN_READ_ONLY, tenmil_close, tenmil_device_event_fd, tenmil_device_get_info,
+    tenmil_device_next_event, tenmil_device_refresh, tenmil_open,
 };
 pub use failure::{
     TENMIL_ERROR_BUSY, TENMIL_ERROR_ENVIRONMENT, TENMIL_ERROR_HANDLE, TENMIL_ERROR_INTERNAL,

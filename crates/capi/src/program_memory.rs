@@ -481,9 +481,8 @@ mod tests {
             assert!(lookup.segment_at(start.addr() + skip, len_bytes).is_none(), "{skip}");
         }
         for (skip, len_bytes) in [(1000, 1), (0, 1001), (2999, 1), (0, 0)] {
+            let address = NonNull::new(start.wrapping_add(skip)).unwrap();
             // SAFETY: a part of the vector; nothing is registered, since it overlaps or is empty.
-            let address = unsafe { NonNull::new_unchecked(start.add(skip)) };
-            // SAFETY: as above.
             assert!(unsafe { memory.register(address, len_bytes) }.is_err(), "{skip}");
         }
         assert!(memory.unregister(start.addr()).is_err());

@@ -19,7 +19,8 @@ use crate::device::Device;
 use crate::failure::Failure;
 use crate::in_flight::InFlightCounters;
 use crate::io::{
-    Completion, Io, IoSegment, TENMIL_IO_DEALLOCATE, TENMIL_IO_FUA, data_copies, operation_of,
+    Completion, Io, IoSegment, TENMIL_IO_DEALLOCATE, TENMIL_IO_FUA, TENMIL_OP_READ,
+    TENMIL_OP_WRITE, data_copies, operation_of,
 };
 use crate::program_memory::RangeLookup;
 use crate::status::class_of;
@@ -38,6 +39,11 @@ pub(crate) struct Queue {
     counters: InFlightCounters,
     block_shift: u32,
     supported: OperationSet,
+    /// Blocks of the largest I/O, and of the largest whose length fits into a segment.
+    blocks_max: u32,
+    blocks_fast_max: u32,
+    /// Number of blocks that I/Os must lie within, if the channel does not check that.
+    checked_block_count: u64,
     clock: Clock,
     /// The channel is armed: the thread may sleep.
     is_armed: bool,
@@ -78,6 +84,8 @@ impl Queue {
     pub(crate) fn new(device: Arc<Device>, channel: Box<dyn IoChannel>, depth: u32) -> Self {
         let limits = channel.limits();
         let (block_shift, supported) = (limits.block_size.trailing_zeros(), limits.operations);
+        let blocks_max = limits.request_blocks_max;
+        let checked_block_count = if device.is_direct { limits.block_count } else { u64::MAX };
         let memory = &device.context.memory;
         let (ranges, counters, clock) = (memory.lookup(), memory.add_queue(), device.context.clock);
         let depth = depth as usize;
@@ -92,6 +100,9 @@ impl Queue {
             counters,
             block_shift,
             supported,
+            blocks_max,
+            blocks_fast_max: blocks_max.min(u32::MAX >> block_shift),
+            checked_block_count,
             clock,
             is_armed: false,
             device,
@@ -134,7 +145,7 @@ impl Queue {
         }
         let prepared = self.requests.len();
         match refused {
-            Some(why) if prepared == 0 => return Err(why),
+            Some(why) if prepared == 0 => return Err(*why),
             _ if prepared == 0 => return Ok(0),
             _ => {}
         }
@@ -154,13 +165,49 @@ impl Queue {
     ///
     /// Its segments are valid for reads, or their number is zero.
     #[inline]
-    unsafe fn prepare(&mut self, io: &Io) -> Result<(), Failure> {
+    unsafe fn prepare(&mut self, io: &Io) -> Result<(), Box<Failure>> {
+        let end = io.lba.checked_add(io.blocks.into());
+        let is_plain = io.operation <= TENMIL_OP_WRITE
+            && io.flags & !TENMIL_IO_FUA == 0
+            && io.segment_count == 0
+            && io.blocks.wrapping_sub(1) < self.blocks_fast_max
+            && end.is_some_and(|end| end <= self.checked_block_count);
+        let operation =
+            if io.operation == TENMIL_OP_READ { Operation::Read } else { Operation::Write };
+        if !is_plain || !self.supported.has(operation) {
+            // SAFETY: the caller promises the same of the segments.
+            return unsafe { self.prepare_any(io) };
+        }
+        let len_bytes = io.blocks << self.block_shift;
+        let Some((segment, counter)) = self.ranges.segment_at(io.data.addr(), len_bytes) else {
+            return Err(unknown_memory(io, io.data.addr(), len_bytes.into()));
+        };
+        let first = self.segments.len();
+        self.segments.push(segment);
+        self.counters.add(counter);
+        self.push_request(io, operation, first, 1, counter);
+        Ok(())
+    }
+
+    /// The general case of [`prepare`](Self::prepare).
+    ///
+    /// # Safety
+    ///
+    /// Its segments are valid for reads, or their number is zero.
+    #[inline(never)]
+    unsafe fn prepare_any(&mut self, io: &Io) -> Result<(), Box<Failure>> {
         let operation = match operation_of(io.operation) {
             Some(operation) if self.supported.has(operation) => operation,
             _ => return Err(unsupported(io)),
         };
         if io.flags & !(TENMIL_IO_FUA | TENMIL_IO_DEALLOCATE) != 0 {
             return Err(unknown_flags(io));
+        }
+        let end = io.lba.checked_add(io.blocks.into());
+        if self.checked_block_count != u64::MAX
+            && (io.blocks > self.blocks_max || end.is_none_or(|end| end > self.checked_block_count))
+        {
+            return Err(self.outside_limits(io));
         }
         let len_bytes = (u64::from(io.blocks) << self.block_shift) * data_copies(operation);
         let first = self.segments.len();
@@ -184,6 +231,21 @@ impl Queue {
             unsafe { self.add_segments(io, len_bytes) }?;
             SEVERAL
         };
+        let count = self.segments.len() - first;
+        self.push_request(io, operation, first, count, counter);
+        Ok(())
+    }
+
+    /// Takes a slot, and appends the request.
+    #[inline]
+    fn push_request(
+        &mut self,
+        io: &Io,
+        operation: Operation,
+        first: usize,
+        count: usize,
+        counter: u32,
+    ) {
         let slot = self.slots.take(io.token, counter);
         #[expect(clippy::cast_possible_truncation, reason = "a queue has less than 2^31 segments")]
         self.requests.push(Request {
@@ -192,12 +254,21 @@ impl Queue {
             operand: if operation == Operation::Copy { io.source_lba } else { 0 },
             segment_first: first as u32,
             blocks: io.blocks,
-            segment_count: (self.segments.len() - first) as u16,
+            segment_count: count as u16,
             metadata_count: 0,
             operation,
             flags: RequestFlags(io.flags),
         });
-        Ok(())
+    }
+
+    #[cold]
+    fn outside_limits(&self, io: &Io) -> Box<Failure> {
+        let Io { token, lba, blocks, .. } = io;
+        let (most, count) = (self.blocks_max, self.checked_block_count);
+        Box::new(Failure::usage(format_args!(
+            "I/O {token:#x}: {blocks} blocks from {lba} on, expected at most {most} below {count}: the \
+             device was opened with TENMIL_OPEN_DIRECT"
+        )))
     }
 
     /// Appends the segments of an I/O, and counts it for each under the slot that it will have.
@@ -206,20 +277,13 @@ impl Queue {
     ///
     /// Its segments are valid for reads.
     #[inline(never)]
-    unsafe fn add_segments(&mut self, io: &Io, len_bytes: u64) -> Result<(), Failure> {
-        let count = usize::from(io.segment_count);
-        if io.segments.is_null() || io.segments.align_offset(align_of::<IoSegment>()) != 0 {
-            return Err(Failure::usage(format_args!(
-                "I/O {:#x}: segments are at {:p}, expected {count} at an aligned address",
+    unsafe fn add_segments(&mut self, io: &Io, len_bytes: u64) -> Result<(), Box<Failure>> {
+        let (count, most) = (usize::from(io.segment_count), self.limits().segments_max);
+        if io.segments.is_null() || !io.segments.is_aligned() || io.segment_count > most {
+            return Err(Box::new(Failure::usage(format_args!(
+                "I/O {:#x}: {count} segments at {:p}, expected at most {most} at an aligned address",
                 io.token, io.segments
-            )));
-        }
-        let most = self.limits().segments_max;
-        if io.segment_count > most {
-            return Err(Failure::usage(format_args!(
-                "I/O {:#x}: {count} segments, expected at most {most}",
-                io.token
-            )));
+            ))));
         }
         // SAFETY: not null and aligned, as just checked; valid for reads, as the caller promises.
         let pieces = unsafe { std::slice::from_raw_parts(io.segments, count) };
@@ -364,9 +428,9 @@ fn slot_of(token: u64) -> usize {
 }
 
 #[cold]
-fn unsupported(io: &Io) -> Failure {
+fn unsupported(io: &Io) -> Box<Failure> {
     let Io { token, operation, .. } = io;
-    match operation_of(*operation) {
+    Box::new(match operation_of(*operation) {
         Some(operation) => Failure::usage(format_args!(
             "I/O {token:#x}: the device has no {}, or is open read-only",
             operation.name()
@@ -377,38 +441,42 @@ fn unsupported(io: &Io) -> Failure {
         None => Failure::usage(format_args!(
             "I/O {token:#x}: operation is {operation}, expected one of TENMIL_OP_…"
         )),
-    }
+    })
 }
 
 #[cold]
-fn unknown_flags(io: &Io) -> Failure {
+fn unknown_flags(io: &Io) -> Box<Failure> {
     let Io { token, flags, .. } = io;
     Failure::usage(format_args!("I/O {token:#x}: flags are {flags:#x}, expected TENMIL_IO_… only"))
+        .boxed()
 }
 
 #[cold]
-fn memory_without_data(io: &Io) -> Failure {
+fn memory_without_data(io: &Io) -> Box<Failure> {
     let Io { token, blocks, .. } = io;
     Failure::usage(format_args!(
         "I/O {token:#x}: it has memory and transfers no data ({blocks} blocks), expected NULL"
     ))
+    .boxed()
 }
 
 #[cold]
-fn unknown_memory(io: &Io, address: usize, len_bytes: u64) -> Failure {
+fn unknown_memory(io: &Io, address: usize, len_bytes: u64) -> Box<Failure> {
     Failure::usage(format_args!(
         "I/O {:#x}: {len_bytes} bytes at {address:#x}, expected a part of a buffer of \
          tenmil_buffer_alloc() or of registered memory, shorter than 4 GiB",
         io.token
     ))
     .with_hint("Register other memory by tenmil_memory_register().")
+    .boxed()
 }
 
 #[cold]
-fn wrong_segments(io: &Io, len_bytes: u64, pieces: &[IoSegment]) -> Failure {
+fn wrong_segments(io: &Io, len_bytes: u64, pieces: &[IoSegment]) -> Box<Failure> {
     let sum = pieces.iter().fold(0_u64, |sum, piece| sum.saturating_add(piece.len));
     Failure::usage(format_args!(
         "I/O {:#x}: the segments have {sum} bytes, expected {len_bytes}, as long as the blocks",
         io.token
     ))
+    .boxed()
 }

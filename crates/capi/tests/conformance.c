@@ -20,7 +20,7 @@ struct step {
 struct test_case {
     const char *name, *device;
     uint32_t depth;
-    int read_only;
+    uint32_t flags;
     const struct step *steps;
     size_t step_count;
 };
@@ -390,8 +390,7 @@ static void run_case(const struct test_case *test)
     if (registered == NULL || foreign == NULL)
         fail(NULL, "memory");
     if (tenmil_context_create(&options, &context) != TENMIL_OK
-        || tenmil_open(context, uri, test->read_only ? TENMIL_OPEN_READ_ONLY : 0, &device)
-               != TENMIL_OK
+        || tenmil_open(context, uri, test->flags, &device) != TENMIL_OK
         || tenmil_queue_create(device, test->depth == 0 ? 8 : test->depth, &queue) != TENMIL_OK
         || tenmil_buffer_alloc(context, MEMORY, &allocated) != TENMIL_OK
         || tenmil_memory_register(context, registered, MEMORY) != TENMIL_OK)

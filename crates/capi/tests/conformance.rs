@@ -41,8 +41,13 @@ fn run_case(case: &Value) {
     File::create(&file).unwrap().set_len(1 << 20).unwrap();
     let uri = case["device"].as_str().unwrap().replace("TEMP", file.to_str().unwrap());
     let context = new_context();
-    let is_read_only = case["read_only"].as_bool().unwrap_or(false);
-    let device = open(context, &uri, is_read_only).unwrap_or_else(|code| {
+    let is_set = |key: &str| case[key].as_bool().unwrap_or(false);
+    let flags = match (is_set("read_only"), is_set("direct")) {
+        (true, _) => TENMIL_OPEN_READ_ONLY,
+        (_, true) => TENMIL_OPEN_DIRECT,
+        _ => 0,
+    };
+    let device = open(context, &uri, flags).unwrap_or_else(|code| {
         panic!("{name}: {uri}: {code}: {}", last_error());
     });
     let mut queue = QueueHandle { id: 0 };
@@ -146,7 +151,7 @@ impl Run<'_> {
                 tenmil_device_refresh(self.device)
             }
             "event" => self.check_event(step),
-            "open" => match open(self.context, step["uri"].as_str().unwrap(), false) {
+            "open" => match open(self.context, step["uri"].as_str().unwrap(), 0) {
                 Ok(device) => tenmil_close(device),
                 Err(code) => code,
             },
@@ -360,9 +365,8 @@ fn new_context() -> ContextHandle {
     context
 }
 
-fn open(context: ContextHandle, uri: &str, is_read_only: bool) -> Result<DeviceHandle, i32> {
+fn open(context: ContextHandle, uri: &str, flags: u32) -> Result<DeviceHandle, i32> {
     let (uri, mut device) = (CString::new(uri).unwrap(), DeviceHandle { id: 0 });
-    let flags = if is_read_only { TENMIL_OPEN_READ_ONLY } else { 0 };
     // SAFETY: a string, and a handle that may be written.
     match unsafe { tenmil_open(context, uri.as_ptr(), flags, &raw mut device) } {
         TENMIL_OK => Ok(device),

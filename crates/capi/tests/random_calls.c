@@ -11,22 +11,23 @@
 #include <time.h>
 #include <tenmil.h>
 
-enum { KEPT = 8, OWN = 256 * 1024, IOS = 16 };
+enum { CONTEXTS = 2, KEPT = 8, OWN = 256 * 1024, IOS = 16 };
 
 static uint64_t state;
-static tenmil_context contexts[KEPT];
+static tenmil_context contexts[CONTEXTS];
 static tenmil_device devices[KEPT];
 static tenmil_queue queues[KEPT];
 static void *buffers[KEPT];
 static char *own;
 static uint64_t calls_ok, calls_refused, completions_found;
 
+/* The upper bits: the lower ones of successive numbers depend on each other. */
 static uint64_t draw(uint64_t end)
 {
     state ^= state << 13;
     state ^= state >> 7;
     state ^= state << 17;
-    return state % end;
+    return (state >> 20) % end;
 }
 
 static int count(int code)
@@ -51,18 +52,18 @@ static uint64_t handle(uint64_t kept)
 
 static void *address(void)
 {
-    switch (draw(6)) {
+    switch (draw(24)) {
     case 0: return NULL;
-    case 1: return own + draw(OWN);
-    case 2: return own;
     /* An address without memory; nothing accesses it, since it is not registered. */
-    case 3: return (void *)(uintptr_t)state;
+    case 1: return (void *)(uintptr_t)state;
+    case 2: case 3: case 4: return own + draw(OWN);
+    case 5: return own;
     default: return buffers[draw(KEPT)];
     }
 }
 
 static const char *const uris[] = {
-    "ram:1m", "null:", "ram:64k?block-size=4096", "delay:[ram:1m]?read=100us", "emu:ram",
+    "ram:1m", "ram:1m", "null:", "ram:64k?block=4k", "delay:[ram:1m]?read=100us", "emu:ram?size=1m",
     "fault:[ram:1m]?rule=error:any/3", "mirror:[ram:1m],[ram:1m]", "ram:", "", "x", "file:/",
 };
 
@@ -74,14 +75,20 @@ static void submit(tenmil_queue queue)
 
     memset(ios, 0, sizeof ios);
     for (uint32_t i = 0; i < number; i++) {
+        /* Half of them are valid, if the buffer is. */
+        if (draw(2) == 0) {
+            ios[i] = (tenmil_io){.lba = draw(16), .blocks = 1, .data = buffers[draw(KEPT)],
+                                 .operation = (uint8_t)draw(2)};
+            continue;
+        }
         ios[i].token = draw(4);
         ios[i].lba = draw(8) == 0 ? state : draw(2048);
         ios[i].source_lba = draw(2) == 0 ? 0 : draw(2048);
-        ios[i].blocks = draw(32) == 0 ? (uint32_t)state : (uint32_t)draw(16);
-        ios[i].operation = draw(3) == 0 ? (uint8_t)draw(12) : (uint8_t)draw(2);
-        ios[i].flags = draw(16) == 0 ? (uint8_t)state : (uint8_t)draw(4);
-        ios[i].data = address();
-        if (draw(4) == 0) {
+        ios[i].blocks = draw(64) == 0 ? (uint32_t)state : (uint32_t)draw(16);
+        ios[i].operation = draw(8) == 0 ? (uint8_t)draw(12) : (uint8_t)draw(2);
+        ios[i].flags = draw(32) == 0 ? (uint8_t)state : (uint8_t)draw(4);
+        ios[i].data = ios[i].operation > TENMIL_OP_WRITE && draw(4) != 0 ? NULL : address();
+        if (draw(16) == 0) {
             ios[i].segments = draw(16) == 0 ? NULL : segments[i];
             ios[i].segment_count = (uint16_t)draw(5);
             for (int piece = 0; piece < 4; piece++)
@@ -104,11 +111,11 @@ static void *other_thread(void *argument)
 {
     tenmil_queue queue = *(tenmil_queue *)argument;
 
-    if (draw(2) == 0)
+    if (draw(4) == 0)
         count(tenmil_queue_attach(queue));
     submit(queue);
     poll_some(queue);
-    if (draw(2) == 0)
+    if (draw(8) != 0)
         count(tenmil_queue_detach(queue));
     return NULL;
 }
@@ -116,12 +123,17 @@ static void *other_thread(void *argument)
 static void call(void)
 {
     const size_t at = draw(KEPT), from = draw(KEPT);
-    const tenmil_context context = {handle(contexts[from].id)};
+    /* Mostly one context, so that its memory, devices and queues meet. */
+    const size_t in = draw(8) == 0;
+    const tenmil_context context = {handle(contexts[in].id)};
     const tenmil_device device = {handle(devices[from].id)};
     tenmil_queue queue = {handle(queues[from].id)};
     tenmil_context_options options = {draw(8) == 0 ? (uint32_t)draw(100) : sizeof options, 1 << 20};
     tenmil_device_info info = {.size = draw(4) == 0 ? (uint32_t)draw(sizeof info) : sizeof info};
     tenmil_event event = {.size = draw(4) == 0 ? (uint32_t)draw(sizeof event) : sizeof event};
+    tenmil_device new_device;
+    tenmil_queue new_queue;
+    void *new_buffer;
     uint64_t timeout_ns;
     uint32_t number;
     char text[40];
@@ -130,20 +142,22 @@ static void call(void)
 
     switch (draw(28)) {
     case 0:
-        if (draw(8) == 0)
-            count(tenmil_context_create(draw(4) == 0 ? NULL : &options, &contexts[at]));
+        /* Rarely in place of one that lives. */
+        if (draw(32) == 0 || tenmil_buffer_free(contexts[in], NULL) != TENMIL_OK)
+            count(tenmil_context_create(draw(4) == 0 ? NULL : &options, &contexts[in]));
         break;
     case 1:
-        if (draw(8) == 0)
+        if (draw(32) == 0)
             count(tenmil_context_destroy(context));
         break;
     case 2:
-        if (draw(4) == 0)
-            count(tenmil_open(context, uris[draw(sizeof uris / sizeof *uris)], (uint32_t)draw(3),
-                              &devices[at]));
+        if (draw(8) == 0
+            && count(tenmil_open(context, uris[draw(sizeof uris / sizeof *uris)],
+                                 (uint32_t)draw(4), &new_device)) == TENMIL_OK)
+            devices[at] = new_device;
         break;
     case 3:
-        if (draw(4) == 0)
+        if (draw(16) == 0)
             count(tenmil_close(device));
         break;
     case 4: count(tenmil_device_get_info(device, draw(16) == 0 ? NULL : &info)); break;
@@ -151,18 +165,29 @@ static void call(void)
     case 6: count(tenmil_device_event_fd(device, &fd)); break;
     case 7: count(tenmil_device_refresh(device)); break;
     case 8:
-    case 9: count(tenmil_queue_create(device, (uint32_t)draw(200), &queues[at])); break;
+    case 9:
+        if (draw(4) == 0
+            && count(tenmil_queue_create(device, (uint32_t)draw(140), &new_queue)) == TENMIL_OK)
+            queues[at] = new_queue;
+        break;
     case 10:
-        if (draw(2) == 0)
+        if (draw(4) == 0)
             count(tenmil_queue_destroy(queue));
         break;
     case 11: count(tenmil_queue_arm(queue, &timeout_ns)); break;
     case 12: count(tenmil_queue_event_fd(queue, &fd)); break;
     case 13: count(tenmil_queue_in_flight(queue, &number)); break;
     case 14: count(tenmil_queue_depth(queue, draw(16) == 0 ? NULL : &number)); break;
-    case 15: count(tenmil_queue_detach(queue)); break;
+    case 15:
+        if (draw(4) == 0)
+            count(tenmil_queue_detach(queue));
+        break;
     case 16: count(tenmil_queue_attach(queue)); break;
-    case 17: count(tenmil_buffer_alloc(context, draw(8) == 0 ? state : draw(65536), &buffers[at])); break;
+    case 17:
+        if (count(tenmil_buffer_alloc(context, draw(16) == 0 ? state : draw(65536), &new_buffer))
+            == TENMIL_OK)
+            buffers[at] = new_buffer;
+        break;
     case 18: count(tenmil_buffer_free(context, address())); break;
     /* Only memory that stays mapped may be registered: that is what cannot be checked. */
     case 19: count(tenmil_memory_register(context, own + draw(OWN / 2), draw(OWN / 2))); break;

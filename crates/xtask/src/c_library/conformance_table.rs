@@ -31,12 +31,15 @@ fn table_of(cases: &[Value]) -> Result<String, String> {
         steps.push_str("};\n");
         let (name, device) = (c_string(&case["name"])?, c_string(&case["device"])?);
         let depth = case["depth"].as_u64().unwrap_or(0);
-        let read_only = u8::from(case["read_only"].as_bool().unwrap_or(false));
+        let is_set = |key: &str| case[key].as_bool().unwrap_or(false);
+        let flags = match (is_set("read_only"), is_set("direct")) {
+            (true, _) => "TENMIL_OPEN_READ_ONLY",
+            (_, true) => "TENMIL_OPEN_DIRECT",
+            _ => "0",
+        };
         let count = all.len();
-        let _ = writeln!(
-            table,
-            "    {{{name}, {device}, {depth}, {read_only}, steps_{number}, {count}}},"
-        );
+        let _ =
+            writeln!(table, "    {{{name}, {device}, {depth}, {flags}, steps_{number}, {count}}},");
     }
     Ok(format!("/* Generated from conformance.json. */\n{steps}{table}}};\n"))
 }

@@ -42,6 +42,8 @@ pub(super) fn check_programs(place: &Workplace, seed: Option<u64>) -> Result<Vec
         let mut valgrind = program(place, Path::new("valgrind"));
         valgrind.args(["--quiet", "--error-exitcode=9", "--leak-check=full"]);
         valgrind.args(["--errors-for-leak-kinds=definite,indirect", "--fair-sched=yes"]);
+        let suppressions = place.root.join("crates/capi/tests/valgrind.supp");
+        valgrind.arg(format!("--suppressions={}", suppressions.display()));
         run(", valgrind", valgrind.arg(&plain).args(&checked.slow_arguments));
     }
     Ok(problems)
