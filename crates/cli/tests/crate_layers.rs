@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within the machine crates, `linux` depends on `dma`.
-const LAYERS: [(&str, u32); 30] = [
+const LAYERS: [(&str, u32); 31] = [
     ("tenmil-base", 0),
     ("tenmil-wire", 0),
     ("tenmil-nvme-host", 1),
