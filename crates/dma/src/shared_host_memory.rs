@@ -23,6 +23,9 @@ pub struct SharedHostMemory {
     pool: DevicePool,
     /// Last revocation seen.
     cut: u32,
+    /// Region outside the pool that was resolved last, from its first byte on, with its device address.
+    /// Commands with data in one region follow each other, so it is the next window.
+    outside: Option<(Segment, u64)>,
 }
 
 /// Ring in host memory.
@@ -48,7 +51,7 @@ unsafe impl Send for SharedRingEntries {}
 impl SharedHostMemory {
     /// Creates the controller's view of the memory accessible through `pool`.
     pub fn new(pool: &DevicePool) -> Self {
-        Self { pool: pool.clone(), cut: 0 }
+        Self { pool: pool.clone(), cut: 0, outside: None }
     }
 
     #[inline]
@@ -89,11 +92,26 @@ impl RingMemory for SharedHostMemory {
 impl HostMemory for SharedHostMemory {
     #[inline]
     fn resolve(&mut self, iova: u64, len_bytes: u32) -> Result<Option<Segment>, AccessFault> {
-        self.segment_at_iova(iova, len_bytes).map(Some)
+        let segment = self.segment_at_iova(iova, len_bytes)?;
+        self.outside = if self.pool.contains(segment) {
+            None
+        } else {
+            let len_bytes = self.pool.regions().len_bytes(segment.region);
+            let len_bytes = u32::try_from(len_bytes).unwrap_or(u32::MAX);
+            Some((Segment { offset: 0, len_bytes, ..segment }, iova - segment.offset))
+        };
+        Ok(Some(segment))
     }
 
     #[inline]
     fn direct_access_window(&mut self, len_bytes: u32) -> Option<DirectAccessWindow> {
+        if let Some((memory, iova)) = self.outside {
+            // It may have been unmapped or dropped since.
+            if self.segment_at_iova(iova, memory.len_bytes) == Ok(memory) {
+                return DirectAccessWindow::for_pieces(memory, iova, len_bytes);
+            }
+            self.outside = None;
+        }
         self.pool.direct_access_window(len_bytes).filter(|_| !self.pool.is_access_revoked())
     }
 
@@ -397,6 +415,35 @@ mod tests {
         assert_eq!(host.direct_access_window((1 << 16) + 1), None, "not one fits");
         assert!(pool.revoke_access());
         assert_eq!(host.direct_access_window(512), None);
+    }
+
+    #[test]
+    fn address_window_is_that_of_the_region_that_was_resolved_last() {
+        let regions = RegionTable::new(2);
+        let memory = MemoryMapping::new(1 << 16, MemoryBacking::Private).unwrap();
+        let memory = regions.add_mapping(memory).unwrap();
+        let (kind, store) = (DeviceKind::Emulated, CommandStore::Plain);
+        let pool = DevicePool::new(regions.clone(), memory, kind, store);
+        let own = pool.iova(pool.allocate(4096).unwrap()).unwrap();
+        let region = regions.allocate_region(8192).unwrap();
+        pool.map(region.id()).unwrap();
+        let outside = pool.iova(region.segment()).unwrap();
+        let mut host = SharedHostMemory::new(&pool);
+        let pieces = |host: &mut SharedHostMemory| {
+            let window = host.direct_access_window(512).unwrap();
+            [own, outside + 8192 - 512, outside + 8192 - 511].map(|iova| window.piece_at(iova))
+        };
+        let expect = |host: &mut SharedHostMemory, iova| host.resolve(iova, 512).unwrap();
+        let mine = expect(&mut host, own);
+        assert_eq!(pieces(&mut host), [mine, None, None]);
+        let other = expect(&mut host, outside + 8192 - 512);
+        assert_eq!(pieces(&mut host), [None, other, None]);
+        assert!(pool.revoke_access());
+        assert_eq!(host.direct_access_window(512), None);
+        pool.restore_access();
+        expect(&mut host, outside);
+        drop(region);
+        assert_eq!(pieces(&mut host), [mine, None, None], "the region was dropped");
     }
 
     /// Every first entry, every number of entries, and every entry that is rejected.
