@@ -2,11 +2,15 @@
  *
  *     rate [URI [DEPTH [SECONDS [READS]]]]         default: emu:null 128 1; READS ends it earlier
  */
+#define _GNU_SOURCE
+#include <dirent.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 #include <tenmil.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { DEPTH_MAX = 1024, SIZE = 4096 };
 
@@ -39,6 +43,31 @@ static uint64_t draw(uint64_t *state, uint64_t end)
     return (uint64_t)(((unsigned __int128)*state * end) >> 64);
 }
 
+/* Runs this thread on the first processor that the process may use, and those of emulated SSDs on the second, as
+ * `tenmil perf` does. */
+static void place_threads(void)
+{
+    cpu_set_t allowed, first, second;
+    int found = 0;
+    DIR *tasks = opendir("/proc/self/task");
+
+    CPU_ZERO(&first);
+    CPU_ZERO(&second);
+    if (tasks == NULL || sched_getaffinity(0, sizeof allowed, &allowed) != 0
+        || CPU_COUNT(&allowed) < 2)
+        return;
+    for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++)
+        if (CPU_ISSET(cpu, &allowed))
+            CPU_SET(cpu, found++ == 0 ? &first : &second);
+    for (struct dirent *task; (task = readdir(tasks)) != NULL;) {
+        pid_t thread = (pid_t)strtol(task->d_name, NULL, 10);
+
+        if (thread > 0)
+            sched_setaffinity(thread, sizeof first, thread == getpid() ? &first : &second);
+    }
+    closedir(tasks);
+}
+
 int main(int argc, char **argv)
 {
     const char *uri = argc > 1 ? argv[1] : "emu:null";
@@ -60,6 +89,7 @@ int main(int argc, char **argv)
     }
     check("start", tenmil_context_create(NULL, &context));
     check("open", tenmil_open(context, uri, TENMIL_OPEN_DIRECT, &device));
+    place_threads();
     check("describe", tenmil_device_get_info(device, &info));
     /* As many as the device has; the rest waits here. */
     const unsigned in_flight = depth < info.depth_max ? depth : info.depth_max;

@@ -118,7 +118,7 @@ fn compile(
     more: &[&str],
 ) -> Result<(), String> {
     let mut cc = Command::new("cc");
-    cc.args(WARNINGS).args(["-D_GNU_SOURCE", "-O2", "-g", "-pthread"]).args(more);
+    cc.args(WARNINGS).args(["-D_DEFAULT_SOURCE", "-O2", "-g", "-pthread"]).args(more);
     cc.arg("-I").arg(include).arg("-o").arg(binary).arg(source).args(place.flags()?);
     run_command(&format!("compile {}", source.display()), &mut cc)
 }
