@@ -572,7 +572,7 @@ typedef struct tenmil_server_options {
    */
   uint32_t protocol;
   /**
-   * IP address and port, such as "127.0.0.1:4420" or "[::1]:0"; port 0 selects a free one. NBD also listens
+   * IP address and port, such as `127.0.0.1:4420` or `[::1]:0`; port 0 selects a free one. NBD also listens
    * at the path of a Unix socket, which begins with "/" or "./".
    */
   const char *address;

@@ -61,7 +61,7 @@ pub struct ServerOptions {
     pub size: u32,
     /// TENMIL_SERVE_NVME_TCP or TENMIL_SERVE_NBD.
     pub protocol: u32,
-    /// IP address and port, such as "127.0.0.1:4420" or "[::1]:0"; port 0 selects a free one. NBD also listens
+    /// IP address and port, such as `127.0.0.1:4420` or `[::1]:0`; port 0 selects a free one. NBD also listens
     /// at the path of a Unix socket, which begins with "/" or "./".
     pub address: *const c_char,
     /// NQN of the subsystem, over NVMe/TCP. NULL: "nqn.2026-01.org.tenmil:disk".
