@@ -34,7 +34,7 @@ pub(crate) use self::log_filter::LogFilter;
 pub(crate) use self::log_format::LogFormat;
 use self::log_format::{JournalEntries, JsonLines, TextLines};
 
-/// Options of the log, which every command has.
+// Options of the log, which every command has. Not a documentation comment: it would be the description of the program.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Log")]
 pub(crate) struct LogArguments {

@@ -26,7 +26,7 @@ pub(crate) fn call_with_deadline<T: Send + 'static>(
     let result = receiver.recv_timeout(Duration::from_nanos(limit.ns)).ok();
     match &result {
         Some(_) => thread.join(),
-        // Joined by nobody: it ends when librbd returns.
+        // Not joined: it ends when librbd returns.
         None => std::mem::forget(thread),
     }
     Ok(result)

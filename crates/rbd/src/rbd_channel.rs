@@ -206,7 +206,7 @@ impl Drop for RbdChannel {
                      than the limit it was given; their memory may still be written", self.image.drain_limit());
                 return;
             }
-            // The completions that were just taken are lost: nobody polls them.
+            // The completions that were just taken are lost: the channel is not polled any more.
             self.ready = CompletionQueue::with_depth(DEPTH_MAX);
             let signaled = self.image.image().completions().wait_for_signal(0, DRAIN_INTERVAL);
             if signaled.is_err() {

@@ -367,7 +367,7 @@ impl Image {
         Ok(self.read_u64(self.functions.rbd_get_features)? & FEATURE_EXCLUSIVE_LOCK != 0)
     }
 
-    /// Acquires the exclusive lock and keeps it, whoever requests it. Blocks until the cluster has answered, and while
+    /// Acquires the exclusive lock and keeps it against requests of other clients. Blocks until the cluster has answered, and while
     /// an owner that does not answer is blocklisted.
     ///
     /// # Errors
