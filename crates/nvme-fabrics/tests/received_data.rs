@@ -332,7 +332,8 @@ fn with_digests_kernel_buffer_data_are_copied_intact() {
 
 /// Large data pass through no receive buffer: headers are received with the data before them, or alone.
 /// Except for a few transfers, only the target may copy the first data behind several commands, which it
-/// receives as a whole.
+/// receives as a whole. How many of them come at once is the kernel's matter, so a quarter is allowed; a
+/// receiver that copies everything has four times that.
 #[test]
 fn large_data_are_received_into_the_memory_of_their_command() {
     const BLOCKS: u32 = (128 << 10) / BLOCK;
@@ -370,7 +371,7 @@ fn large_data_are_received_into_the_memory_of_their_command() {
         assert!(headers <= transfers * HEADERS_MAX, "{operation:?}: {headers} bytes of headers");
         let copied = data - direct;
         // After a keep-alive, which comes by the clock, the next transfer has to be recognized again.
-        let copied_max = if operation == Operation::Read { 4 } else { ROUNDS } * EACH_BYTES;
+        let copied_max = if operation == Operation::Read { 4 } else { 2 * ROUNDS } * EACH_BYTES;
         assert!(copied <= copied_max, "{operation:?}: {copied} of {data} bytes were copied");
     }
     for part in &parts {
