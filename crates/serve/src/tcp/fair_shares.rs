@@ -16,6 +16,11 @@
 //! queue, which the other hosts lack. A queue in its turn starts what those before it have still executing
 //! leave of the share.
 //!
+//! An equal number of executing commands is not an equal rate: the next command of a restricted host is
+//! ready when one completes, and those of the others cross the network first. So a restricted host starts
+//! commands at the rate of the fastest host that is not restricted, in batches, and beyond that only
+//! between two polls in which no other host has started any, which is time that nobody else wants.
+//!
 //! Without contention a queue loads four words when it starts commands, stores its demand if that grows, and
 //! stores the numbers of its commands in each poll that changes them. One that grows beyond what it was
 //! allowed has the shares reviewed at once.
@@ -44,6 +49,8 @@ pub(super) struct FairShares {
 #[derive(Debug, Default)]
 struct SharingQueues {
     queues: Vec<SharingQueue>,
+    /// When their rates were measured.
+    reviewed_at: Instant,
     /// Number of reviews, by which the queues of a restricted host take turns.
     reviews: usize,
 }
@@ -64,6 +71,8 @@ struct ShareWords {
     /// Commands that it has, and those of them that execute.
     outstanding: AtomicU32,
     executing: AtomicU32,
+    /// Commands that it has started, modulo 2³².
+    started: AtomicU32,
     /// Commands that it may have executing.
     allowed: AtomicU32,
     /// Whether its host has more than its share.
@@ -78,6 +87,19 @@ struct Turn {
     /// Commands that all its queues may have executing.
     level: u32,
     queues: Arc<[Arc<ShareWords>]>,
+    pace: Pace,
+}
+
+/// When a queue of a restricted host may start its next command.
+#[derive(Debug)]
+struct Pace {
+    /// Queues of the reactor's hosts that are not restricted, and the commands that they had started when
+    /// this was last asked.
+    others: Arc<[Arc<ShareWords>]>,
+    others_started: u32,
+    /// Time between two commands of the fastest of those hosts.
+    interval: Span,
+    next_at: Instant,
 }
 
 #[derive(Debug)]
@@ -87,17 +109,23 @@ struct SharingQueue {
     words: Arc<ShareWords>,
     /// Demand, which fades over some reviews if nothing starts.
     demand: u32,
+    /// Commands started until the last review, and their number per second of late.
+    started: u32,
+    rate: u64,
 }
 
 /// Queues of one host on one reactor.
 #[derive(Debug, Default)]
 struct HostDemand {
     demand: u32,
+    /// Commands that it starts per second.
+    rate: u64,
     /// Queues with a demand, and how many of them have been assigned a part, which may be none.
     active: usize,
     assigned: usize,
-    /// All its queues, once one was restricted.
+    /// All its queues, once one was restricted, and when the next command of any may start.
     queues: Option<Arc<[Arc<ShareWords>]>>,
+    next_at: Instant,
 }
 
 const UNRESTRICTED: u32 = u32::MAX;
@@ -109,6 +137,12 @@ const PART_OF_QUEUE: usize = 8;
 const EARLY_REVIEW_INTERVAL: Span = Span::from_us(200);
 /// Time between reviews while the queues of a host take turns.
 const TURN_INTERVAL: Span = Span::from_ms(1);
+/// Time over which a rate is measured, and for which a host may start fewer commands than at its rate, and
+/// make up for it later.
+const RATE_TIME: Span = Span::from_ms(8);
+const CREDIT_TIME: Span = Span::from_ms(2);
+/// Most time between two commands of a restricted host whose share is not used up.
+const COMMAND_INTERVAL_MAX: Span = Span::from_ms(1);
 /// Time between reviews, and the same for each queue: a review is at most a few thousandths of the time.
 const REVIEW_INTERVAL: Span = Span::from_ms(5);
 const REVIEW_INTERVAL_OF_QUEUE: Span = Span::from_us(50);
@@ -125,6 +159,7 @@ impl FairShares {
             demand: AtomicU32::new(0),
             outstanding: AtomicU32::new(0),
             executing: AtomicU32::new(0),
+            started: AtomicU32::new(0),
             allowed: AtomicU32::new(if self.depth == 0 { UNRESTRICTED } else { ALLOWED_MIN }),
             is_restricted: AtomicBool::new(false),
             turn: Mutex::default(),
@@ -134,7 +169,7 @@ impl FairShares {
         let known = queues.iter().find(|queue| &*queue.host == host);
         let host = known.map_or_else(|| host.into(), |queue| Arc::clone(&queue.host));
         let (handle, shared) = (Arc::clone(handle), Arc::clone(&words));
-        queues.push(SharingQueue { host, handle, words: shared, demand: 0 });
+        queues.push(SharingQueue { host, handle, words: shared, demand: 0, started: 0, rate: 0 });
         QueueShare { shares: Arc::clone(self), words }
     }
 
@@ -142,8 +177,10 @@ impl FairShares {
     #[cold]
     fn review(&self, now: Instant) {
         let Ok(mut state) = self.state.try_lock() else { return };
-        let SharingQueues { queues, reviews } = &mut *state;
+        let SharingQueues { queues, reviewed_at, reviews } = &mut *state;
         *reviews = reviews.wrapping_add(1);
+        let elapsed = now.since(*reviewed_at);
+        *reviewed_at = now;
         let of_queues = REVIEW_INTERVAL_OF_QUEUE.ns * queues.len() as u64;
         let next = now.after(REVIEW_INTERVAL.max(Span { ns: of_queues }));
         self.review_at.store(next.ns, Ordering::Relaxed);
@@ -158,6 +195,7 @@ impl FairShares {
             let outstanding = queue.words.outstanding.load(Ordering::Relaxed);
             let demand = queue.words.demand.swap(0, Ordering::Relaxed).max(outstanding);
             queue.demand = demand.max(queue.demand / 4 * 3);
+            queue.measure_rate(elapsed);
             total = total.saturating_add(queue.demand);
         }
         if total <= self.depth {
@@ -169,6 +207,7 @@ impl FairShares {
             let hosts = reactors.entry(*reactor).or_default();
             let host = hosts.entry(Arc::clone(&queue.host)).or_default();
             host.demand = host.demand.saturating_add(queue.demand);
+            host.rate = host.rate.saturating_add(queue.rate);
             host.active += 1;
         }
         queues.iter().filter(|queue| queue.demand == 0).for_each(SharingQueue::set_unrestricted);
@@ -183,6 +222,14 @@ impl FairShares {
                 .zip(&places)
                 .filter(|(_, place)| **place == *reactor)
                 .map(|(queue, _)| queue);
+            let unrestricted = hosts.values().filter(|host| host.demand <= level);
+            let fastest = unrestricted.map(|host| host.rate).max().unwrap_or_default();
+            let interval = Span { ns: 1_000_000_000 / fastest.max(1) }.min(COMMAND_INTERVAL_MAX);
+            let is_restricted = |queue: &SharingQueue| {
+                hosts.get(&queue.host).is_some_and(|host| host.demand > level)
+            };
+            let others = of_reactor.clone().filter(|queue| !is_restricted(queue));
+            let others: Arc<[_]> = others.map(|queue| Arc::clone(&queue.words)).collect();
             for queue in of_reactor.clone().filter(|queue| queue.demand > 0) {
                 let Some(host) = hosts.get_mut(&queue.host).filter(|host| host.demand > level)
                 else {
@@ -190,11 +237,22 @@ impl FairShares {
                     continue;
                 };
                 let part = host.next_part(level, *reviews);
-                let all = host.queues.get_or_insert_with(|| {
+                if host.queues.is_none() {
                     let of_host = of_reactor.clone().filter(|other| other.host == queue.host);
-                    of_host.map(|other| Arc::clone(&other.words)).collect()
-                });
-                queue.words.restrict(part, Turn { level, queues: Arc::clone(all) });
+                    let all: Arc<[_]> = of_host.map(|other| Arc::clone(&other.words)).collect();
+                    host.next_at =
+                        all.iter().filter_map(|words| words.next_at()).max().unwrap_or(now);
+                    host.queues = Some(all);
+                }
+                let Some(all) = &host.queues else { continue };
+                let in_turn = host.queues_in_turn(level) as u64;
+                let pace = Pace {
+                    others: Arc::clone(&others),
+                    others_started: count_started(&others),
+                    interval: Span { ns: interval.ns * in_turn },
+                    next_at: host.next_at,
+                };
+                queue.words.restrict(part, Turn { level, queues: Arc::clone(all), pace });
             }
         }
         if take_turns {
@@ -224,6 +282,16 @@ impl HostDemand {
 }
 
 impl SharingQueue {
+    /// Counts the commands that were started since the last review.
+    fn measure_rate(&mut self, elapsed: Span) {
+        let started = self.words.started.load(Ordering::Relaxed);
+        let count = u64::from(started.wrapping_sub(self.started));
+        self.started = started;
+        let before = self.rate.saturating_mul(RATE_TIME.ns);
+        let total = before.saturating_add(count.saturating_mul(1_000_000_000));
+        self.rate = total / RATE_TIME.ns.saturating_add(elapsed.ns).max(1);
+    }
+
     /// Allows the queue what it needs. It may not grow without a review, so that a burst is restricted
     /// before it fills the device.
     fn set_unrestricted(&self) {
@@ -251,16 +319,54 @@ impl ShareWords {
         *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// What the queues of the restricted host leave of its share while `executing` commands of this one
-    /// execute.
-    #[cold]
-    fn left_of_share(&self, executing: usize) -> usize {
+    /// When the queue may start its next command, if it has its turn.
+    fn next_at(&self) -> Option<Instant> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(Turn { level, queues }) = &*turn else { return 0 };
+        turn.as_ref().map(|turn| turn.pace.next_at)
+    }
+
+    /// How many of `startable` commands may start now: what the queues of the restricted host leave of its
+    /// share while `executing` commands of this one execute, and the pace allows.
+    #[cold]
+    fn left_of_share(&self, now: Instant, executing: usize, startable: usize) -> usize {
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Turn { level, queues, pace }) = &mut *turn else { return 0 };
         let others = queues.iter().filter(|queue| !core::ptr::eq(&***queue, self));
         let others: u32 = others.map(|queue| queue.executing.load(Ordering::Relaxed)).sum();
-        (*level as usize).saturating_sub(others as usize + executing)
+        let left = (*level as usize).saturating_sub(others as usize + executing).min(startable);
+        pace.take(now, left, startable.min(*level as usize).min(PART_OF_QUEUE))
     }
+}
+
+impl Pace {
+    /// Takes up to `count` commands, and none if it is fewer than `batch`; if no other host has started a
+    /// command since the last call, all of them.
+    fn take(&mut self, now: Instant, count: usize, batch: usize) -> usize {
+        let started = count_started(&self.others);
+        let is_rest_idle = started == self.others_started;
+        self.others_started = started;
+        let earliest = Instant { ns: now.ns.saturating_sub(CREDIT_TIME.ns) };
+        let next_at = self.next_at.max(earliest);
+        let credit = now.since(next_at).ns / self.interval.ns.max(1);
+        let taken = if is_rest_idle {
+            count
+        } else {
+            count.min(usize::try_from(credit).unwrap_or(usize::MAX))
+        };
+        if !is_rest_idle && taken < batch {
+            return 0;
+        }
+        let until = next_at.after(Span { ns: self.interval.ns * taken as u64 });
+        // Commands that were started in idle time are not owed later.
+        self.next_at = until.min(now.after(self.interval));
+        taken
+    }
+}
+
+/// Commands that some queues have started, modulo 2³².
+fn count_started(queues: &[Arc<ShareWords>]) -> u32 {
+    let started = queues.iter().map(|queue| queue.started.load(Ordering::Relaxed));
+    started.fold(0, u32::wrapping_add)
 }
 
 impl QueueShare {
@@ -282,7 +388,7 @@ impl QueueShare {
         }
         let startable = (allowed as usize).saturating_sub(executing).min(ready);
         if startable > 0 && words.is_restricted.load(Ordering::Relaxed) {
-            return startable.min(words.left_of_share(executing));
+            return words.left_of_share(now, executing, startable);
         }
         startable
     }
@@ -298,6 +404,14 @@ impl QueueShare {
         let count = |commands: usize| u32::try_from(commands).unwrap_or(u32::MAX);
         self.words.outstanding.store(count(outstanding), Ordering::Relaxed);
         self.words.executing.store(count(executing), Ordering::Relaxed);
+    }
+
+    /// Counts commands that the queue has started.
+    #[inline]
+    pub(super) fn add_started(&self, count: usize) {
+        let started = self.words.started.load(Ordering::Relaxed);
+        let started = started.wrapping_add(u32::try_from(count).unwrap_or(u32::MAX));
+        self.words.started.store(started, Ordering::Relaxed);
     }
 
     /// Has the shares reviewed, unless they were just now or the host has its share. Returns the commands
@@ -383,6 +497,37 @@ mod tests {
         others.clear();
         round(&others);
         assert_eq!(round(&others).0, [128; 8]);
+    }
+
+    /// In each step one of fifteen hosts starts a command, and the noisy host has all its commands ready.
+    #[test]
+    fn restricted_host_is_as_fast_as_the_fastest_unless_the_others_leave_time() {
+        let (shares, handle) = (FairShares::new(64), ConnectionHandle::new());
+        let noisy = [(); 8].map(|()| shares.join("noisy", &handle));
+        let others: Vec<_> =
+            (0..15).map(|number| shares.join(&format!("host {number}"), &handle)).collect();
+        let mut now = Instant { ns: 1 };
+        let mut count_started = |steps: usize, are_others_busy: bool| {
+            let mut started = 0;
+            for step in 0..steps {
+                now = now.after(Span::from_us(10));
+                if are_others_busy {
+                    let other = &others[step % others.len()];
+                    other.add_started(other.startable(now, 3, 1));
+                }
+                for queue in &noisy {
+                    let count = queue.startable(now, 0, 128);
+                    queue.add_started(count);
+                    started += count;
+                }
+            }
+            started
+        };
+        count_started(3_000, true);
+        let started = count_started(15_000, true);
+        assert!((900..=1_100).contains(&started), "{started}, expected 1 000 as of each other");
+        let started = count_started(100, false);
+        assert!(started >= 350, "{started} commands in time that nobody else wants");
     }
 
     #[test]

@@ -258,6 +258,7 @@ impl IoQueue {
         if commands.tracks_slow_io() {
             commands.record_submitted(now, &self.ready, count);
         }
+        self.share.add_started(count);
         if count == self.ready.len() {
             self.ready.clear();
         } else {
