@@ -34,7 +34,6 @@ mod rpc_endpoint;
 mod serve;
 mod set;
 mod shell_completion_script;
-mod sim;
 mod support_bundle;
 mod timeouts;
 mod top;
@@ -55,7 +54,6 @@ use tenmil_keyring::KeyringAtPath;
 use tenmil_linux::storage_file::CreationPolicy;
 
 use crate::process_log::LogArguments;
-use crate::simulation::SimOptions;
 use tenmil_bench::perf::perf_options::PerfOptions;
 use tenmil_bench::perf::perf_result::PerfResult;
 use tenmil_bench::perf::progress::RunProgress;
@@ -96,8 +94,6 @@ enum Command {
     Serve(Box<serve::ServeArguments>),
     /// Proxy TCP connections, and fragment, delay, freeze or cut them (fault injection).
     Proxy(proxy::ProxyArguments),
-    /// Run the driver against a simulated, misbehaving controller.
-    Sim(sim::SimArguments),
     /// Query a running tenmil process; without a name, list the methods.
     Get(get::GetArguments),
     /// Change a setting of a running tenmil process.
@@ -152,8 +148,6 @@ pub struct CommandEngines {
     pub perf: PerfEngine,
     /// Attaches one SSD and runs a closure with its controller.
     pub identify: WithAdminAccessFn,
-    /// Runs `sim`.
-    pub sim: fn(&SimOptions, &mut dyn Write) -> Result<(), Error>,
 }
 
 /// Runs `perf`: updates the progress during the run and calls the closure with it periodically.
@@ -168,7 +162,6 @@ impl CommandEngines {
                 rpc_endpoint::run_perf_with_rpc(options, progress, watch)
             },
             identify: tenmil_devices::emu::with_controller,
-            sim: rpc_endpoint::run_sim_with_rpc,
         }
     }
 }
@@ -190,7 +183,6 @@ Examples:
   tenmil list                              SSDs and device kinds
   tenmil doctor                            missing or slow settings of this machine, and the fix
   tenmil identify emu:null                 Identify data of an SSD
-  tenmil sim --seeds 1000                  a thousand misbehaving controllers
   tenmil serve ram:1g -l nbd:/tmp/s        a block device for any NBD client
   tenmil copy /dev/sda file:a --verify     one device to another, preserving holes
   tenmil discover tcp://127.0.0.1:8009     subsystems that another machine serves
@@ -348,11 +340,6 @@ fn dispatch(
         Ok(CommandLine { command: Command::Listener(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Export(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
-        Ok(CommandLine { command: Command::Sim(sim) }) => {
-            sim.control.prepare()?;
-            (engines.sim)(&sim.options(), out)?;
-            Ok(ExitCode::SUCCESS)
-        }
     }
 }
 

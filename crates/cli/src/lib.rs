@@ -5,7 +5,6 @@
 //! | [`commands`] | command-line interface |
 //! | [`copy`] | copy of one block device to another |
 //! | [`proxy`] | TCP proxy with fault injection |
-//! | [`simulation`] | runs of the simulator |
 //! | `io_rates` | rates between two samples of I/O statistics, for `iostat` and `top` |
 //! | `top` | live display of a running process |
 
@@ -18,5 +17,4 @@ mod flight_record;
 mod io_rates;
 mod process_log;
 pub mod proxy;
-pub mod simulation;
 mod top;

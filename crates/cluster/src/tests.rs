@@ -34,7 +34,7 @@ fn injected_bugs_are_found_by_known_seeds() {
 }
 
 #[test]
-#[ignore = "tries many seeds: `tenmil sim --cluster --injected-bugs` does that"]
+#[ignore = "tries many seeds: `cargo xtask sim --cluster --injected-bugs` does that"]
 fn each_injected_bug_is_found() {
     for (name, bugs) in InjectedBugs::all_with_names() {
         let found = bugs.first_seed(200);

@@ -1,5 +1,5 @@
 //! A device that fails on purpose: `fault:` injects errors, delays and hanging requests by rules, so
-//! that the error handling of a program can be tested. `tenmil sim` tests this project's own: drivers
+//! that the error handling of a program can be tested. `cargo xtask sim` tests this project's own: drivers
 //! on simulated SSDs that violate the specification.
 
 use std::error::Error;

@@ -19,6 +19,7 @@ mod lab;
 mod operate;
 mod package;
 mod pgo;
+mod sim;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,9 @@ enum Task {
     Fairness(fairness::FairnessOptions),
     /// Run a server as an operator does: curl, Prometheus with the dashboard and alert rules, the web page.
     Operate(operate::OperateOptions),
+    /// Run the driver against a simulated controller that violates its contract in every known way, or hosts
+    /// against targets.
+    Sim(sim::SimOptions),
     /// Test `rbd:` devices against a Ceph cluster of one node, and measure their speed beside rbd bench and fio.
     Ceph(ceph::CephOptions),
 }
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
         Task::Docs(options) => ("docs", docs::run_docs(&options)),
         Task::Fairness(options) => ("fairness", fairness::run_fairness(&options)),
         Task::Operate(options) => ("operate", operate::run_operate(&options)),
+        Task::Sim(options) => ("sim", sim::run_sim(&options)),
         Task::Ceph(options) => ("ceph", ceph::run_ceph(&options)),
     };
     match ended {

@@ -12,7 +12,7 @@ const fn renamed_word(command: &'static str, old: &'static str, new: &'static st
     RenamedWord { command, old, new }
 }
 
-const RENAMED: [RenamedWord; 23] = [
+const RENAMED: [RenamedWord; 22] = [
     renamed_word("tenmil", "store", "pool"),
     renamed_word("tenmil", "policy", "timeouts"),
     renamed_word("tenmil", "evidence", "reproduce"),
@@ -35,7 +35,6 @@ const RENAMED: [RenamedWord; 23] = [
     renamed_word("proxy", "--split", "--fragment"),
     renamed_word("create", "--unit", "--cluster-size"),
     renamed_word("clone", "--unit", "--cluster-size"),
-    renamed_word("sim", "--canary", "--injected-bugs"),
 ];
 
 /// The new word for `old`, an option or a subcommand of `command`.
@@ -44,7 +43,7 @@ pub(super) fn new_word(command: &str, old: &str) -> Option<&'static str> {
     RENAMED.iter().find(|word| word.command == command && word.old == old).map(|word| word.new)
 }
 
-/// An option, or one value of an option, that was removed in version 0.2.
+/// An option, one value of an option, or a command of the program `tenmil`, that was removed in version 0.2.
 struct RemovedOption {
     command: &'static str,
     option: &'static str,
@@ -53,7 +52,13 @@ struct RemovedOption {
     reason: &'static str,
 }
 
-const REMOVED: [RemovedOption; 3] = [
+const REMOVED: [RemovedOption; 4] = [
+    RemovedOption {
+        command: "tenmil",
+        option: "sim",
+        value: None,
+        reason: "`cargo xtask sim` runs the simulators from the sources",
+    },
     RemovedOption {
         command: "perf",
         option: "--completion-copy",

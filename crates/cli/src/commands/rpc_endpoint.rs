@@ -1,6 +1,6 @@
 //! RPC endpoints: the control socket of this process, and lookup of other processes.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -23,7 +23,6 @@ use tenmil_rpc::{
 use super::control_options::{
     CONTROL_VARIABLE, PreparedControl, read_certificate, read_public, read_token, take_prepared,
 };
-use crate::simulation::SimOptions;
 use tenmil_bench::balance::{BalancedReactors, restore_frequencies};
 use tenmil_bench::perf::engine;
 use tenmil_bench::perf::perf_options::PerfOptions;
@@ -86,13 +85,6 @@ pub(super) fn run_perf_with_rpc(
         }
         watch(progress);
     })
-}
-
-/// Runs `sim` with a control socket.
-pub(super) fn run_sim_with_rpc(options: &SimOptions, out: &mut dyn Write) -> Result<(), Error> {
-    let served = serve_control_socket(ProcessParts::new());
-    set_ready(&served);
-    crate::simulation::run_simulation(options, out)
 }
 
 /// RPC state of a process with these reactors.

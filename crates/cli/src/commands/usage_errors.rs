@@ -50,7 +50,10 @@ pub(super) fn usage_error(error: &clap::Error, root: &Command, words: &[OsString
             let found = context_text(error, ContextKind::InvalidSubcommand).unwrap_or_default();
             let unknown =
                 || format!("no command `{found}`, expected {}", subcommand_names(command));
-            renamed_word_error(command.get_name(), &found).unwrap_or_else(unknown)
+            let innermost = command.get_name();
+            renamed_word_error(innermost, &found)
+                .or_else(|| removed_option_error(innermost, &found))
+                .unwrap_or_else(unknown)
         }
         ErrorKind::MissingSubcommand | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             format!("no command is given, expected {}", subcommand_names(command))
@@ -79,7 +82,7 @@ fn renamed_word_error(command: &str, found: &str) -> Option<String> {
     new_word(command, old).map(|new| format!("`{old}` is now `{new}`"))
 }
 
-/// Error for an option of version 0.1 that was removed.
+/// Error for an option or a command of version 0.1 that was removed.
 fn removed_option_error(command: &str, found: &str) -> Option<String> {
     let old = found.split('=').next().unwrap_or(found);
     let reason = removal_reason(command, old, None)?;
