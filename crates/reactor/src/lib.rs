@@ -68,7 +68,7 @@ pub use context::{AddPollerError, Context};
 pub use error::ReactorError;
 pub use event::{Event, EventBatch, EventRecord, PollerPanicked, SlowIterationCause};
 pub use light_thread::ThreadBuilder;
-pub use mean_latency::MeanLatency;
+pub use mean_latency::{LONG_LATENCY, MeanLatency};
 pub use message::{Message, MessageFn, ThreadHandle};
 pub use poller::{DetachReason, PollResult, Poller, PollerBuilder, PollerId, PollerWake, WakeKind};
 pub use reactor::{Reactor, ReactorOptions, UnstartedReactors};

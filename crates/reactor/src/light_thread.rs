@@ -362,10 +362,18 @@ impl LightThread {
         self.slots.timers.earliest_due()
     }
 
-    /// Number of active pollers, and the number of those for which spinning can find work before it
-    /// is announced.
-    pub(crate) fn active_and_spinning_counts(&self) -> (usize, usize) {
-        (self.slots.active.len(), self.slots.spinning)
+    /// Whether a poller is polled in each iteration.
+    pub(crate) fn has_active_poller(&self) -> bool {
+        !self.slots.active.is_empty()
+    }
+
+    /// Whether spinning can find work of one of its pollers before it is announced.
+    pub(crate) fn can_spin_help(&self, local: &mut ReactorLocal) -> bool {
+        let helps = |slot: &PollerSlot| {
+            local.accounting.begin_account(slot.number);
+            slot.poller.can_spin_help()
+        };
+        self.slots.active_slots().filter(|slot| !slot.sleeps_at_once).any(helps)
     }
 
     /// Whether one of its pollers keeps the reactor from sleeping.

@@ -20,6 +20,8 @@ pub struct MeanLatency {
 
 /// Completions per mean.
 const WINDOW: u64 = 64;
+/// Completion time of which a wake-up is some hundredths.
+pub const LONG_LATENCY: Span = Span::from_us(400);
 
 impl MeanLatency {
     /// Accounts that `in_flight` requests were in flight from the last call up to `now`.
@@ -38,6 +40,11 @@ impl MeanLatency {
             self.mean = Span { ns: self.occupied_ns / self.ended };
             (self.occupied_ns, self.ended) = (0, 0);
         }
+    }
+
+    /// Whether requests take so long that spinning for them is not worth the processor time.
+    pub fn is_long(&self) -> bool {
+        self.mean >= LONG_LATENCY
     }
 
     /// Recent mean completion time, if known.

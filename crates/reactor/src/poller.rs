@@ -78,6 +78,13 @@ pub trait Poller: Send {
         None
     }
 
+    /// Whether spinning can find its work before it is announced. False if its I/O takes so long that a wake-up
+    /// adds little to it ([`MeanLatency::is_long`](crate::MeanLatency::is_long)). Asked before each sleep, and now and
+    /// then while the reactor does not sleep.
+    fn can_spin_help(&self) -> bool {
+        true
+    }
+
     /// Prepares to leave the OS thread: starts nothing new, and releases what the kernel ties to an
     /// OS thread.
     ///

@@ -50,6 +50,10 @@ pub struct Reactor {
     /// the clock was not read.
     descriptors_polled_at: Instant,
     busy_ns: u64,
+    /// Busy time at the last publication, when that was, and whether it was most of the time before.
+    published_busy_ns: u64,
+    published_at: Instant,
+    is_mostly_busy: bool,
     iterations: u64,
     /// Idle iterations since the last attempt to sleep.
     idle_polls: u32,
@@ -198,6 +202,9 @@ impl Reactor {
             slept: true,
             descriptors_polled_at: now,
             busy_ns: 0,
+            published_busy_ns: 0,
+            published_at: Instant::default(),
+            is_mostly_busy: false,
             iterations: 0,
             idle_polls: 0,
             record_above: Span::default(),
@@ -361,6 +368,10 @@ impl Reactor {
     fn publish_if_due(&mut self, now: Instant) {
         if now >= self.publish_at {
             self.publish_at = now.after(PUBLISH);
+            let busy_ns = self.busy_ns - self.published_busy_ns;
+            self.is_mostly_busy = 2 * busy_ns > now.since(self.published_at).ns;
+            (self.published_busy_ns, self.published_at) = (self.busy_ns, now);
+            self.update_spin_use(now);
             self.publish_statistics(now);
             self.local.accounting.end_timing_of_every_poller(now);
             if self.is_descriptor_poll_due(now) {

@@ -28,8 +28,6 @@ pub(crate) struct PollerSlots {
     pub(crate) timers: TimerHeap,
     /// Number of pollers that keep the reactor from sleeping.
     pub(crate) keeps_awake: usize,
-    /// Number of active pollers for which spinning can find work before it is announced.
-    pub(crate) spinning: usize,
 }
 
 /// One poller. Fields used in every iteration come first.
@@ -46,7 +44,7 @@ pub(crate) struct PollerSlot {
     pub(crate) detached: bool,
     /// The poller is detaching and has I/O in flight: it is polled although it is paused.
     pub(crate) is_draining: bool,
-    sleeps_at_once: bool,
+    pub(crate) sleeps_at_once: bool,
     /// Wake mode of its descriptor in the reactor's sleeper.
     wake_mode: DescriptorWakeMode,
     /// Whether its descriptor could not be added.
@@ -145,7 +143,7 @@ impl PollerSlots {
         local: &mut ReactorLocal,
     ) {
         self.active.clear();
-        (self.keeps_awake, self.spinning) = (0, 0);
+        self.keeps_awake = 0;
         for (index, slot) in (0_u16..).zip(&mut self.slots) {
             let Some(slot) = slot else { continue };
             let runs = slot.is_active();
@@ -165,7 +163,6 @@ impl PollerSlots {
             if runs && slot.every.is_none() {
                 self.active.push(index);
                 self.keeps_awake += usize::from(slot.is_without_wake());
-                self.spinning += usize::from(!slot.sleeps_at_once);
             }
             // A poller that becomes runnable is first due one period from now.
             if let Some(every) = slot.every.filter(|_| runs && slot.due == Instant::NEVER) {

@@ -61,7 +61,7 @@ impl Reactor {
             self.spin.restart_spin(now);
             return NextStep::Again;
         }
-        self.spin.set_spin_useful(self.can_spin_help());
+        self.update_spin_use(now);
         let deadline =
             self.catch_panic(now, |reactor| reactor.earliest_deadline(now)).unwrap_or(now);
         if deadline <= now.after(NEAR_DEADLINE) {
@@ -74,13 +74,19 @@ impl Reactor {
         NextStep::SleepUntil(deadline)
     }
 
-    /// Whether spinning can find work before it is announced. Evaluated before every sleep, not
-    /// when pollers change: one premature sleep or superfluous spin is harmless.
-    fn can_spin_help(&self) -> bool {
-        let counts = self.threads.iter().map(LightThread::active_and_spinning_counts);
-        let (active, looking) =
-            counts.fold((0, 0), |sum, (active, looking)| (sum.0 + active, sum.1 + looking));
-        active == 0 || looking > 0
+    /// Determines whether spinning can find work before it is announced. Evaluated before every sleep and at each
+    /// publication, not when pollers change: one premature sleep or superfluous spin is harmless.
+    pub(super) fn update_spin_use(&mut self, now: Instant) {
+        let has_active = self.threads.iter().any(LightThread::has_active_poller);
+        let can_help = self.is_mostly_busy
+            || !has_active
+            || self
+                .catch_panic(now, |reactor| {
+                    let local = &mut reactor.local;
+                    reactor.threads.iter().any(|thread| thread.can_spin_help(local))
+                })
+                .unwrap_or(true);
+        self.spin.set_spin_useful(can_help);
     }
 
     /// Pause due now in hybrid mode. It never extends beyond a deadline, and is not taken during a

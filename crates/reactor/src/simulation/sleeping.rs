@@ -238,6 +238,22 @@ fn kernel_completed_io_is_not_spun_for_unless_other_work_is() {
 }
 
 #[test]
+fn slow_device_is_not_spun_for_unless_a_fast_one_is_polled_too() {
+    let mut world = Simulation::new_adaptive(0, 1);
+    let mut slow = InterruptingDevice::new();
+    slow.is_slow = true;
+    let plan = ThreadBuilder::new("slow").add_poller(slow.poller_builder("slow"));
+    let thread = world.directory.spawn(plan).unwrap();
+    world.run_until_idle();
+    assert_eq!(spins_after_each_work(&mut world, &mut slow)[1..], [false; 2]);
+
+    let fast = InterruptingDevice::new().poller_builder("fast");
+    world.send_closure(&thread, move |context| drop(context.add_poller(fast)));
+    world.run_until_idle();
+    assert_eq!(spins_after_each_work(&mut world, &mut slow), [true; 3]);
+}
+
+#[test]
 fn device_wakes_its_armed_reactor_and_a_paused_poller_does_not() {
     let mut world = Simulation::new_adaptive(0, 1);
     let device = InterruptingDevice::new();

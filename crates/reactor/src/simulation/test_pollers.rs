@@ -50,12 +50,14 @@ pub(crate) struct InterruptingDevice {
     done: SharedCount,
     pub(crate) seen: SharedCount,
     vectors: EventFdVectors,
+    /// Whether its work takes so long that spinning does not help.
+    pub(crate) is_slow: bool,
 }
 
 impl InterruptingDevice {
     pub(crate) fn new() -> Self {
         let vectors = EventFdVectors::new(1).unwrap();
-        Self { done: new_count(), seen: new_count(), vectors }
+        Self { done: new_count(), seen: new_count(), vectors, is_slow: false }
     }
 
     /// Completes something, and signals if armed.
@@ -102,6 +104,10 @@ impl Poller for InterruptingDevice {
     fn disarm(&mut self) {
         self.vectors.mask(0);
         self.vectors.clear_signals(0);
+    }
+
+    fn can_spin_help(&self) -> bool {
+        !self.is_slow
     }
 }
 

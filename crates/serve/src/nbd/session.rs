@@ -605,6 +605,10 @@ impl<S: SessionStream> Poller for Session<S> {
         self.latency.mean_latency().filter(|_| self.connection.in_flight_requests() > 0)
     }
 
+    fn can_spin_help(&self) -> bool {
+        !self.latency.is_long()
+    }
+
     /// Before a migration: ready when nothing is in flight. Before the end: ready when in addition
     /// all replies have been sent, or cannot be sent.
     fn try_detach(&mut self, parting: DetachReason) -> bool {

@@ -516,6 +516,11 @@ impl IoQueue {
         self.latency.mean_latency().filter(|_| !self.is_idle())
     }
 
+    /// Whether commands have taken long of late.
+    pub(super) fn has_long_latency(&self) -> bool {
+        self.latency.is_long()
+    }
+
     /// When a device must be polled.
     #[inline]
     pub(super) fn wake_at(&self) -> Instant {

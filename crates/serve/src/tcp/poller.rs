@@ -100,6 +100,10 @@ impl Poller for TargetConnection {
         self.mean_command_latency()
     }
 
+    fn can_spin_help(&self) -> bool {
+        self.may_complete_soon()
+    }
+
     fn try_detach(&mut self, reason: DetachReason) -> bool {
         match reason {
             DetachReason::Migrating => self.prepare_migration(),

@@ -255,6 +255,10 @@ impl Poller for DevicePoller {
         self.latency.mean_latency().filter(|_| self.in_flight > 0)
     }
 
+    fn can_spin_help(&self) -> bool {
+        !self.latency.is_long()
+    }
+
     /// Detaches once the device accesses none of this device's buffers any more.
     fn try_detach(&mut self, _: DetachReason) -> bool {
         self.is_closing = true;

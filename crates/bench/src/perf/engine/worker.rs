@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use tenmil_base::{Instant, Span};
 use tenmil_linux::Clock;
 use tenmil_linux::poll_set::{Interest, PollSet};
-use tenmil_reactor::{Context, PollResult, Poller, PollerWake};
+use tenmil_reactor::{Context, LONG_LATENCY, PollResult, Poller, PollerWake};
 
 use super::cpu_placement::CoreAssignment;
 use super::queue_runner::{DepthOneLimits, QueueRunner, QueueTotals};
@@ -390,6 +390,10 @@ impl<S: Verifier + Send> Poller for LoadWorker<S> {
     fn expected_latency(&self) -> Option<Span> {
         let in_flight = self.queues.iter().any(|of| of.queue.in_flight_ios() > 0);
         (in_flight && self.latency.ns > 0).then_some(self.latency)
+    }
+
+    fn can_spin_help(&self) -> bool {
+        self.latency < LONG_LATENCY
     }
 }
 

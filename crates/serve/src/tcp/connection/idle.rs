@@ -199,6 +199,17 @@ impl TargetConnection {
         }
     }
 
+    /// Whether commands complete so soon that spinning finds them.
+    pub(in crate::tcp) fn may_complete_soon(&self) -> bool {
+        match &self.role {
+            ConnectionRole::Io(io) => !io.has_long_latency(),
+            ConnectionRole::Admin(_) | ConnectionRole::Discovery(_) | ConnectionRole::Closed => {
+                false
+            }
+            ConnectionRole::AwaitingConnect | ConnectionRole::AwaitingAuthentication(_) => true,
+        }
+    }
+
     /// Earliest deadline of the connection itself.
     #[inline]
     pub(in crate::tcp) fn earliest_deadline(&self) -> Instant {
