@@ -57,7 +57,7 @@ impl KernelPsks {
     pub fn psks(&self) -> Result<Vec<KernelPsk>> {
         let keys = self.keyring.keys()?.into_iter().filter(|key| key.kind == self.kind);
         let mut psks: Vec<_> = keys.map(|key| KernelPsk { key }).collect();
-        psks.sort_by(|one, other| one.identity().cmp(other.identity()));
+        psks.sort_unstable_by(|one, other| one.identity().cmp(other.identity()));
         Ok(psks)
     }
 

@@ -28,7 +28,9 @@ pub fn open_files() -> Vec<OpenFile> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let mut files: Vec<OpenFile> =
         entries.flatten().filter_map(|entry| open_file(entry.file_name().to_str()?)).collect();
-    files.sort_by(|one, other| (&one.path, other.is_writable).cmp(&(&other.path, one.is_writable)));
+    files.sort_unstable_by(|one, other| {
+        (&one.path, other.is_writable).cmp(&(&other.path, one.is_writable))
+    });
     files.dedup_by(|later, earlier| later.path == earlier.path);
     files
 }

@@ -185,8 +185,11 @@ pub(crate) fn format(kind: &str, hash: KeyHash, key: &SecretBytes) -> Zeroizing<
 
 /// CRC-32 of IEEE 802.3, as zlib computes it.
 fn crc32(bytes: &[u8]) -> u32 {
-    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, bytes);
-    u32::try_from(crc).unwrap_or(u32::MAX)
+    let add = |state: u32, byte: &u8| {
+        let shift = |state: u32, _| (state >> 1) ^ (0xedb8_8320 & (state & 1).wrapping_neg());
+        (0..8).fold(state ^ u32::from(*byte), shift)
+    };
+    !bytes.iter().fold(!0, add)
 }
 
 fn parse_hash(digits: &str) -> Option<u8> {

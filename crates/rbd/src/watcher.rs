@@ -125,7 +125,7 @@ impl WatchedImages {
         for image in &open {
             image.adopt_size();
         }
-        open.sort_by_key(|image| image.lock_checked_ns.load(Ordering::Relaxed));
+        open.sort_unstable_by_key(|image| image.lock_checked_ns.load(Ordering::Relaxed));
         let due = open.iter().filter(|image| image.is_lock_check_due());
         for image in due.take(LOCK_CHECKS_MAX) {
             if stop.is_stopped() {

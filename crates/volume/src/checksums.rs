@@ -26,7 +26,7 @@ const GROUP: usize = 4;
 /// Stored checksum of a block: CRC-32C, with zero replaced by one.
 #[must_use]
 pub fn block_checksum(block: &Block) -> u32 {
-    crc_fast::crc32_iscsi(block).max(1)
+    tenmil_crc::crc32c(block).max(1)
 }
 
 /// Checksums in a record.

@@ -11,7 +11,7 @@
 mod error;
 mod parser;
 
-use crc_fast::{CrcAlgorithm, Digest};
+use tenmil_crc::{Crc32c, crc32c};
 
 pub use self::error::{StreamError, StreamErrorKind};
 pub use self::parser::{StreamEvent, StreamParser};
@@ -108,7 +108,7 @@ pub struct StreamInfo {
 pub struct StreamEncoder {
     records: u64,
     data_blocks: u64,
-    sums: Digest,
+    sums: Crc32c,
 }
 
 impl RecordKind {
@@ -167,7 +167,7 @@ impl StreamEncoder {
         contents.to_head().encode(&mut bytes);
         let checksum = head_checksum(&bytes);
         bytes[..4].copy_from_slice(&checksum.to_le_bytes());
-        let mut sums = new_digest();
+        let mut sums = Crc32c::new();
         sums.update(&checksum.to_le_bytes());
         (Self { records: 0, data_blocks: 0, sums }, bytes)
     }
@@ -186,7 +186,7 @@ impl StreamEncoder {
 
     /// Record at the end of the stream.
     pub fn end_record(mut self) -> [u8; StreamRecord::BYTES] {
-        let sums = self.sums.finalize();
+        let sums = u64::from(self.sums.value());
         self.encode_record(RecordKind::End, self.data_blocks, sums, &[])
     }
 
@@ -226,18 +226,13 @@ pub(crate) fn fix_checksums(stream: &mut [u8]) {
     }
 }
 
-fn new_digest() -> Digest {
-    Digest::new(CrcAlgorithm::Crc32Iscsi)
-}
-
 fn head_checksum(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes.get(size_of::<u32>()..StreamHead::BYTES).unwrap_or_default())
+    crc32c(bytes.get(size_of::<u32>()..StreamHead::BYTES).unwrap_or_default())
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a checksum of 32 bits")]
 fn record_checksum(record: &[u8], data: &[u8]) -> u32 {
-    let mut sum = new_digest();
+    let mut sum = Crc32c::new();
     sum.update(record.get(size_of::<u32>()..StreamRecord::BYTES).unwrap_or_default());
     sum.update(data);
-    sum.finalize() as u32
+    sum.value()
 }

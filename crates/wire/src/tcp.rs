@@ -19,15 +19,15 @@
 //!
 //! The crate `tcp` implements the sequence of PDUs; this module only their encoding.
 
-pub mod digest;
 pub mod pdu;
 pub mod pdu_validation;
 #[cfg(test)]
 mod tests;
 pub mod validation_rules;
 
-pub use digest::{Crc32c, crc32c};
 pub use pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, IcReq, IcResp, R2t, TermReq};
+/// Header and data digests (§3.3.1.1).
+pub use tenmil_crc::{Crc32c, crc32c};
 
 /// Length of the common header, which begins every PDU (§3.6.2.1).
 pub const COMMON_BYTES: usize = 8;

@@ -125,13 +125,34 @@ fn build_program(root: &Path, profile: &str, target: Option<&str>) -> Result<Pat
     cargo.args(["--profile", profile]);
     let directory = if profile == "dev" { "debug" } else { profile };
     let mut path = target_directory(root);
+    // The flags reach no build script if a target is named. A program for tests is built with nothing special.
+    let host = host_target()?;
+    let target = target.or_else(|| (profile != "dev").then_some(&*host));
     if let Some(target) = target {
         cargo.args(["--target", target]);
-        cargo.env("RUSTFLAGS", static_program::link_flags()?);
+        cargo.env("RUSTFLAGS", link_flags(&host)?);
         path.push(target);
     }
     run_command("build tenmil", &mut cargo)?;
     Ok(path.join(directory).join("tenmil"))
+}
+
+/// Target of the programs that this compiler builds without being told one.
+fn host_target() -> Result<String, String> {
+    let version = output_of("ask the compiler", Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or_else(|| format!("no host in `{version}` of rustc -vV"))
+}
+
+/// Options of the compiler that make the program smaller: relative relocations are packed, and functions whose code
+/// is identical exist once. The linker that does it comes with the compiler.
+fn link_flags(host: &str) -> Result<String, String> {
+    let sysroot =
+        output_of("ask the compiler", Command::new("rustc").args(["--print", "sysroot"]))?;
+    Ok(format!(
+        "-C link-arg=-fuse-ld=lld -C link-arg=-B{sysroot}/lib/rustlib/{host}/bin/gcc-ld \
+         -C link-arg=-Wl,--icf=all -C link-arg=-Wl,-z,pack-relative-relocs"
+    ))
 }
 
 pub(crate) fn target_directory(root: &Path) -> PathBuf {

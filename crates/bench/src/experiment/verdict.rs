@@ -222,7 +222,7 @@ fn too_few_rounds_reason(
 }
 
 fn sort_values(mut values: Vec<f64>) -> Vec<f64> {
-    values.sort_by(f64::total_cmp);
+    values.sort_unstable_by(f64::total_cmp);
     values
 }
 

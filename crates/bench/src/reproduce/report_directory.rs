@@ -97,7 +97,7 @@ pub fn record_key(machine: &MachineEnvironment, effort: &Effort, builds: Option<
 fn hash_of_builds(directory: &Path) -> u64 {
     let ways = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut programs: Vec<PathBuf> = ways.map(|variant| variant.path().join("tenmil")).collect();
-    programs.sort();
+    programs.sort_unstable();
     let hashes = programs.iter().filter_map(|path| Some(fnv1a_hash(&std::fs::read(path).ok()?)));
     fnv1a_hash(&hashes.flat_map(u64::to_be_bytes).collect::<Vec<u8>>())
 }

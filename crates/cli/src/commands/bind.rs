@@ -77,7 +77,7 @@ pub(super) fn run_bind(arguments: &BindArguments, out: &mut dyn Write) -> Result
         signatures: &disk_signatures,
     };
     let mut addresses = arguments.addresses.clone();
-    addresses.sort();
+    addresses.sort_unstable();
     addresses.dedup();
     if arguments.dry_run {
         let verdicts = pci::plan_bind(&machine, &addresses, &terms)?;

@@ -50,7 +50,7 @@ pub(super) fn run_unbind(
 ) -> Result<ExitCode, Error> {
     let machine = KernelFiles::live_system();
     let mut addresses = arguments.addresses.clone();
-    addresses.sort();
+    addresses.sort_unstable();
     addresses.dedup();
     let which = match &arguments.to {
         _ if arguments.all => UnbindSelection::All,

@@ -198,7 +198,7 @@ impl PoolDevices {
         let mut parts: Vec<(u64, PoolDevice)> =
             first.into_iter().map(|member| (0, member)).collect();
         parts.extend(labelled.into_iter().map(|(label, member)| (label.begin, member)));
-        parts.sort_by_key(|(begin, _)| *begin);
+        parts.sort_unstable_by_key(|(begin, _)| *begin);
         let absent = Arc::new(MissingDevice(parts.first()?.1.opened.medium.limits()));
         let (mut legs, mut present, mut end): (Vec<PoolDeviceSpan>, Vec<Range<u64>>, u64) =
             Default::default();

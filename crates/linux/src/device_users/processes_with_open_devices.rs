@@ -33,7 +33,7 @@ pub fn find_processes_with_open_devices(
             .filter_map(|link| link.into_os_string().into_string().ok())
             .filter(|link| nodes.contains(link))
             .collect();
-        open.sort();
+        open.sort_unstable();
         open.dedup();
         let name = machine.read_trimmed(&format!("{directory}/comm")).unwrap_or_default();
         openers.found.extend(open.into_iter().map(|node| DeviceUser::Open {

@@ -90,7 +90,7 @@ fn check_vfio_modules(patient: &DoctorContext<'_>) -> MachineCheck {
         .iter()
         .filter_map(|group| machine.read_trimmed(&format!("{GROUPS}/{group}/type")))
         .collect();
-    kinds.sort();
+    kinds.sort_unstable();
     kinds.dedup();
     if kinds.is_empty() {
         return finding.with_unknown(format!("/{GROUPS}/*/type is not there"));

@@ -150,7 +150,7 @@ fn journal_entries(directory: &RuntimeDirectory) -> Vec<JournalEntry> {
     let paths = entries.map(|entry| entry.path());
     let ours = |path: &PathBuf| path.extension().is_some_and(|extension| extension == SUFFIX);
     let mut found: Vec<JournalEntry> = paths.filter(ours).filter_map(read_entry).collect();
-    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     found
 }
 

@@ -116,7 +116,7 @@ pub fn functions_bound_by_tenmil(machine: &KernelFiles) -> Vec<PciAddress> {
         original_binding(machine, *address).map_or(true, |former| former.is_some())
     };
     let mut addresses: Vec<PciAddress> = addresses.filter(is_of_this_boot).collect();
-    addresses.sort();
+    addresses.sort_unstable();
     addresses
 }
 

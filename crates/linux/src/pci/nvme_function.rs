@@ -105,7 +105,7 @@ impl NvmeFunction {
         let addresses = names.iter().filter_map(|name| name.parse().ok());
         let mut functions: Vec<Self> =
             addresses.filter_map(|address| Self::at_address(machine, address)).collect();
-        functions.sort_by_key(|function| function.address);
+        functions.sort_unstable_by_key(|function| function.address);
         functions
     }
 

@@ -145,7 +145,7 @@ fn number_ranges<'a>(
         _ => ranges.push(NumberRange { first, verdict }),
     };
     let mut sorted: Vec<_> = rules.verdicts.iter().collect();
-    sorted.sort_by_key(|(number, _)| *number);
+    sorted.sort_unstable_by_key(|(number, _)| *number);
     let mut next = 0;
     for (number, verdict) in sorted {
         if *number > next {

@@ -367,7 +367,7 @@ impl ConfigChecker<'_> {
             namespaces.push(namespace);
             limits.push((nsid, one.limits.as_ref()));
         }
-        namespaces.sort_by_key(|namespace| namespace.nsid);
+        namespaces.sort_unstable_by_key(|namespace| namespace.nsid);
         Ok((namespaces, limits))
     }
 

@@ -296,7 +296,7 @@ mod tests {
             (0..SLOTS).flat_map(|slot| [layout.reply_header(slot), layout.small_buffer(slot)]),
         );
         parts.extend((0..OWN_COUNT).map(|piece| layout.large_buffer(piece)));
-        parts.sort_by_key(|part| part.offset);
+        parts.sort_unstable_by_key(|part| part.offset);
         let mut end = 4096;
         for part in parts {
             assert_eq!(part.offset, end, "they lie side by side");

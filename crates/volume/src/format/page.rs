@@ -251,5 +251,5 @@ pub(crate) fn update_checksum(bytes: &mut Block, store: u128, address: u64) {
 }
 
 fn page_checksum(bytes: &Block) -> u32 {
-    crc_fast::crc32_iscsi(&bytes[size_of::<u32>()..])
+    tenmil_crc::crc32c(&bytes[size_of::<u32>()..])
 }

@@ -16,7 +16,7 @@
 //! The copies are written alternately, by the parity of their sequence number, so the previous one is
 //! intact if power fails during a write.
 
-use crc_fast::{CrcAlgorithm, checksum};
+use tenmil_crc::crc32c;
 
 use super::ownership::MirrorOwnership;
 use super::region_bitmap::RegionBitmap;
@@ -349,8 +349,7 @@ pub fn uuid_text(uuid: u128) -> String {
 fn crc_of(bytes: &[u8; SUPERBLOCK_BYTES]) -> u32 {
     let mut bytes = *bytes;
     bytes[CRC_AT..CRC_AT + 4].fill(0);
-    // The algorithm has 32 bits; the crate returns 64.
-    u32::try_from(checksum(CrcAlgorithm::Crc32Iscsi, &bytes)).unwrap_or_default()
+    crc32c(&bytes)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -1,10 +1,10 @@
 //! Incremental decoder of a stream.
 
-use crc_fast::Digest;
+use tenmil_crc::Crc32c;
 
 use super::{
     DATA_BLOCKS_MAX, MAGIC, RecordKind, StreamError, StreamErrorKind, StreamHead, StreamInfo,
-    StreamRecord, VERSION, head_checksum, new_digest, record_checksum,
+    StreamRecord, VERSION, head_checksum, record_checksum,
 };
 use crate::format::{BLOCK_BYTES, BLOCKS_MAX, UNIT_SHIFT_MAX, decode_name, encode_name};
 use crate::on_disk_layout::Layout;
@@ -22,7 +22,7 @@ pub struct StreamParser {
     next: u64,
     records: u64,
     data_blocks: u64,
-    sums: Digest,
+    sums: Crc32c,
     /// Number of bytes processed.
     at: u64,
 }
@@ -69,7 +69,7 @@ impl Default for StreamParser {
 impl StreamParser {
     /// A decoder at the start of a stream.
     pub fn new() -> Self {
-        let (awaited, sums) = (StreamState::Head, new_digest());
+        let (awaited, sums) = (StreamState::Head, Crc32c::new());
         Self { awaited, blocks: 0, next: 0, records: 0, data_blocks: 0, sums, at: 0 }
     }
 
@@ -148,7 +148,7 @@ impl StreamParser {
         if kind == RecordKind::Data {
             return Err(self.error_at_record(StreamErrorKind::Contents));
         }
-        let sums = self.sums.finalize();
+        let sums = u64::from(self.sums.value());
         self.check_record(&record, record_checksum(bytes, &[]))?;
         if kind == RecordKind::Hole {
             self.check_order(&record)?;

@@ -40,17 +40,3 @@ pub(super) fn make_program(
     println!("package: {}: {said}", program.display());
     Ok(program)
 }
-
-/// Options of the compiler that make the program smaller: relative relocations are packed, and functions whose code
-/// is identical exist once. The linker that does it comes with the compiler.
-pub(super) fn link_flags() -> Result<String, String> {
-    let print = |what: &[&str]| output_of("ask the compiler", Command::new("rustc").args(what));
-    let sysroot = print(&["--print", "sysroot"])?;
-    let version = print(&["-vV"])?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.ok_or_else(|| format!("no host in `{version}` of rustc -vV"))?;
-    Ok(format!(
-        "-C link-arg=-fuse-ld=lld -C link-arg=-B{sysroot}/lib/rustlib/{host}/bin/gcc-ld \
-         -C link-arg=-Wl,--icf=all -C link-arg=-Wl,-z,pack-relative-relocs"
-    ))
-}

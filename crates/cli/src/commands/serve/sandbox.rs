@@ -416,7 +416,7 @@ fn path_rules(
     keys.for_each(|path| add(&path, PathAccess::Read));
     arguments.sandbox_path.iter().for_each(|path| add(path, PathAccess::ReadWrite));
     core_directory().iter().for_each(|path| add(path, PathAccess::ReadWrite));
-    rules.sort();
+    rules.sort_unstable();
     rules.dedup();
     rules
 }

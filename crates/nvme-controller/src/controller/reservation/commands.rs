@@ -131,7 +131,7 @@ impl Controller {
             return Err(Status::HOST_IDENTIFIER_INCONSISTENT_FORMAT);
         }
         let mut rows = report_entries(reservations, state);
-        rows.sort_by_key(|row| row.cntlid);
+        rows.sort_unstable_by_key(|row| row.cntlid);
         data.clear();
         if report.eds {
             append_extended_report(reservations, &rows, data)

@@ -44,7 +44,7 @@ pub fn rounds_plot(rows: &[PlotRow<'_>], show: &dyn Fn(&f64) -> String) -> Strin
                 row.values.iter().map(|x| Circle::new((*x, middle), 4, ACCENT.colour.filled()));
             chart.draw_series(dots).ok();
             let mut sorted = row.values.clone();
-            sorted.sort_by(f64::total_cmp);
+            sorted.sort_unstable_by(f64::total_cmp);
             if let Some(median) = sorted.get(sorted.len().saturating_sub(1) / 2) {
                 let bar = [(*median, middle - 0.3), (*median, middle + 0.3)];
                 chart.draw_series([PathElement::new(bar, MARK.colour.stroke_width(3))]).ok();
