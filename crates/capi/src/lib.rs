@@ -30,7 +30,6 @@ mod context;
 mod device;
 mod failure;
 mod handles;
-mod in_flight;
 mod io;
 mod program_device;
 mod program_memory;
@@ -38,6 +37,7 @@ mod queue;
 mod queue_functions;
 mod queue_table;
 mod server;
+mod slot_table;
 mod status;
 
 pub use c_string::tenmil_version;

@@ -1,10 +1,10 @@
 //! Memory for the data of I/Os: buffers of the library, and memory of the program that is registered.
 //!
 //! ```text
-//!   address ── MemoryRange, sorted by address ── Segment { region, offset } + index of a counter
+//!   address ── MemoryRange, sorted by address ── Segment { region, offset } + index of the memory
 //!
-//!   range 0      the buffers: one region, a counter for each page
-//!   others       registered memory: a region of its own for the pages that contain it, one counter
+//!   range 0      the buffers: one region, an index for each page
+//!   others       registered memory: a region of its own for the pages that contain it, one index
 //! ```
 //!
 //! A queue keeps a copy of the ranges, and renews it when the version has changed. A table has the buffer of each
@@ -21,7 +21,7 @@ use tenmil_dma::{
 };
 
 use crate::failure::Failure;
-use crate::in_flight::InFlightCounters;
+use crate::slot_table::{MemoryInFlight, MemoryIndex, SlotTable};
 
 /// Memory of a context.
 pub(crate) struct ProgramMemory {
@@ -40,10 +40,10 @@ struct MemoryTables {
     buffers: BTreeMap<usize, u32>,
     /// Registered memory, by address.
     registered: BTreeMap<usize, RegisteredMemory>,
-    /// Free counters of registered memory.
-    free_counters: Vec<u32>,
+    /// Free indices of registered memory.
+    free_indices: Vec<MemoryIndex>,
     ranges: Arc<[MemoryRange]>,
-    queues: Vec<InFlightCounters>,
+    queues: Vec<MemoryInFlight>,
 }
 
 struct RegisteredMemory {
@@ -59,9 +59,9 @@ pub(crate) struct MemoryRange {
     region: RegionId,
     /// Offset of `start` in the region.
     offset: u64,
-    counter: u32,
-    /// Shift of an offset in the range to the index of its counter, from `counter` on.
-    counter_shift: u32,
+    index: MemoryIndex,
+    /// Shift of an offset in the range to the index of its memory, from `index` on.
+    index_shift: u32,
 }
 
 /// The ranges as a queue knows them.
@@ -70,6 +70,20 @@ pub(crate) struct RangeLookup {
     recent: MemoryRange,
     ranges: Arc<[MemoryRange]>,
     owners: PageOwners,
+}
+
+/// Memory of I/Os with the same length in one range: what a loop over them needs to know.
+pub(crate) struct MemoryRun<'a> {
+    pub(crate) region: RegionId,
+    start: usize,
+    /// Largest offset in the range at which an I/O may begin.
+    skip_max: usize,
+    len_bytes: usize,
+    /// Offset of `start` in the region.
+    offset: u64,
+    /// Buffers by page, if the range is the pool.
+    owners: Option<&'a [AtomicU32]>,
+    index: MemoryIndex,
 }
 
 /// The buffer of each page of the pool: the number of its first page plus one, or zero for a free page.
@@ -81,8 +95,8 @@ const PAGE: usize = 4096;
 const PAGE_SHIFT: u32 = PAGE.trailing_zeros();
 /// Maximum number of pieces of registered memory.
 const REGISTERED_MAX: u32 = 1024;
-/// Length of registered memory that has a single counter: more than there is.
-const ONE_COUNTER: u32 = 63;
+/// Shift of offsets in registered memory, which has a single index: more than its length.
+const ONE_INDEX: u32 = 63;
 
 impl ProgramMemory {
     /// Maps memory for the buffers; its pages are allocated when they are first used.
@@ -97,11 +111,11 @@ impl ProgramMemory {
         let pool_start = start.map_err(|_| refuse(&"it has no address"))?.as_ptr().addr();
         let pool = range_of_pool(pool_start, memory);
         let kinds = (DeviceKind::Emulated, CommandStore::Plain);
-        let first = pool_counters(memory.len_bytes);
+        let first = pool_pages(memory.len_bytes);
         let tables = MemoryTables {
             buffers: BTreeMap::new(),
             registered: BTreeMap::new(),
-            free_counters: (first..first + REGISTERED_MAX).rev().collect(),
+            free_indices: (first..first + REGISTERED_MAX).rev().collect(),
             ranges: Arc::new([pool]),
             queues: Vec::new(),
         };
@@ -198,7 +212,7 @@ impl ProgramMemory {
                  registered nor a buffer of the library"
             )));
         }
-        let Some(counter) = tables.free_counters.pop() else {
+        let Some(index) = tables.free_indices.pop() else {
             return Err(usage(&format!(
                 "{REGISTERED_MAX} pieces of memory are registered, expected fewer"
             )));
@@ -213,7 +227,7 @@ impl ProgramMemory {
         let region = match region {
             Ok(region) => region,
             Err(why) => {
-                tables.free_counters.push(counter);
+                tables.free_indices.push(index);
                 return Err(Error::environment(format!("{what}: {why}")).into());
             }
         };
@@ -222,8 +236,8 @@ impl ProgramMemory {
             len_bytes,
             region: region.id(),
             offset: skip as u64,
-            counter,
-            counter_shift: ONE_COUNTER,
+            index,
+            index_shift: ONE_INDEX,
         };
         tables.registered.insert(start, RegisteredMemory { region, range });
         self.publish(&mut tables);
@@ -238,32 +252,28 @@ impl ProgramMemory {
                 "unregister the memory at {start:#x}: nothing that begins there is registered"
             )));
         };
-        let counter = found.range.counter;
-        let count = tables.in_flight(counter, 1);
+        let index = found.range.index;
+        let count = tables.in_flight(index, 1);
         if count > 0 {
             return Err(Failure::busy(format_args!(
                 "unregister the memory at {start:#x}: {count} I/Os in flight use it, expected none"
             )));
         }
         let removed = tables.registered.remove(&start);
-        tables.free_counters.push(counter);
+        tables.free_indices.push(index);
         self.publish(&mut tables);
         // Waits until no device can access it.
         drop(removed.map(|memory| memory.region));
         Ok(())
     }
 
-    /// Counters for a new queue.
-    pub(crate) fn add_queue(&self) -> InFlightCounters {
+    /// Slots for a new queue.
+    pub(crate) fn add_queue(&self, depth: usize) -> SlotTable {
+        let slots = SlotTable::new(depth, self.owners.0.len() + REGISTERED_MAX as usize);
         let mut tables = self.lock();
-        let Some(pool) = tables.ranges.iter().find(|range| range.counter == 0) else {
-            unreachable!("the pool is always a range")
-        };
-        let pages = pool.len_bytes.div_ceil(PAGE);
-        let counters = InFlightCounters::new(pages + REGISTERED_MAX as usize);
         tables.queues.retain(|queue| !queue.is_abandoned());
-        tables.queues.push(counters.clone());
-        counters
+        tables.queues.push(slots.memory_in_flight());
+        slots
     }
 
     /// The current ranges.
@@ -278,12 +288,12 @@ impl ProgramMemory {
     /// Range of the buffers.
     fn pool_range(&self) -> MemoryRange {
         let tables = self.lock();
-        tables.ranges.iter().find(|range| range.counter == 0).copied().unwrap_or_default()
+        tables.ranges.iter().find(|range| range.index == 0).copied().unwrap_or_default()
     }
 
     /// Makes the ranges those of the tables.
     fn publish(&self, tables: &mut MemoryTables) {
-        let pool = tables.ranges.iter().filter(|range| range.counter == 0).copied();
+        let pool = tables.ranges.iter().filter(|range| range.index == 0).copied();
         let registered = tables.registered.values().map(|memory| memory.range);
         let mut ranges: Vec<MemoryRange> = pool.chain(registered).collect();
         ranges.sort_by_key(|range| range.start);
@@ -298,10 +308,10 @@ impl ProgramMemory {
 }
 
 impl MemoryTables {
-    /// Number of I/Os in flight, of all queues, with one of these counters.
-    fn in_flight(&self, first: u32, count: u32) -> u32 {
+    /// Number of I/Os in flight, of all queues, with memory of these indices.
+    fn in_flight(&self, first: MemoryIndex, count: u32) -> usize {
         let open = self.queues.iter().filter(|queue| !queue.is_abandoned());
-        open.map(|queue| queue.sum(first, count)).sum()
+        open.map(|queue| queue.count(first, count)).sum()
     }
 }
 
@@ -310,18 +320,9 @@ impl MemoryRange {
         self.start + self.len_bytes
     }
 
-    /// Segment and counter of memory that lies in this range.
-    #[inline]
-    fn segment_at(&self, address: usize, len_bytes: u32) -> Option<(Segment, u32)> {
+    fn contains(&self, address: usize) -> bool {
         // An address below the start wraps to a value larger than any length.
-        let skip = address.wrapping_sub(self.start);
-        let room = self.len_bytes.checked_sub(skip)?;
-        if room < len_bytes as usize {
-            return None;
-        }
-        let segment = Segment { region: self.region, offset: self.offset + skip as u64, len_bytes };
-        #[expect(clippy::cast_possible_truncation, reason = "the pool has less than 2^32 pages")]
-        Some((segment, self.counter + (skip as u64 >> self.counter_shift) as u32))
+        address.wrapping_sub(self.start) < self.len_bytes
     }
 }
 
@@ -340,26 +341,63 @@ impl RangeLookup {
         *self = memory.lookup();
     }
 
-    /// Segment of memory of the program, and its counter. None if it is not inside one piece of registered
+    /// Segment of memory of the program, and its index. None if it is not inside one piece of registered
     /// memory or one buffer.
-    #[inline]
-    pub(crate) fn segment_at(&mut self, address: usize, len_bytes: u32) -> Option<(Segment, u32)> {
-        let found = match self.recent.segment_at(address, len_bytes) {
-            Some(found) => found,
-            None => self.search(address, len_bytes)?,
-        };
-        let is_buffer = self.recent.counter_shift == PAGE_SHIFT;
-        (!is_buffer || self.owners.is_one_buffer(found.1, found.0)).then_some(found)
+    pub(crate) fn segment_at(
+        &mut self,
+        address: usize,
+        len_bytes: u32,
+    ) -> Option<(Segment, MemoryIndex)> {
+        if !self.recent.contains(address) {
+            let after = self.ranges.partition_point(|range| range.start <= address);
+            self.recent = *self.ranges.get(after.checked_sub(1)?)?;
+        }
+        let run = self.run_of(len_bytes)?;
+        let (offset, index) = run.find(address)?;
+        Some((Segment { region: run.region, offset, len_bytes }, index))
     }
 
-    /// Finds the range, which becomes the recent one.
-    #[inline(never)]
-    fn search(&mut self, address: usize, len_bytes: u32) -> Option<(Segment, u32)> {
-        let after = self.ranges.partition_point(|range| range.start <= address);
-        let range = *self.ranges.get(after.checked_sub(1)?)?;
-        let found = range.segment_at(address, len_bytes)?;
-        self.recent = range;
-        Some(found)
+    /// Memory of I/Os of this length in the range that was used last. None if the range is shorter.
+    #[inline]
+    pub(crate) fn run_of(&self, len_bytes: u32) -> Option<MemoryRun<'_>> {
+        let MemoryRange { start, region, offset, index, index_shift, .. } = self.recent;
+        Some(MemoryRun {
+            region,
+            start,
+            skip_max: self.recent.len_bytes.checked_sub(len_bytes as usize)?,
+            len_bytes: len_bytes as usize,
+            offset,
+            owners: (index_shift == PAGE_SHIFT).then_some(&*self.owners.0),
+            index,
+        })
+    }
+}
+
+impl MemoryRun<'_> {
+    /// Offset in the region and index of the memory at an address. None if it does not lie in this range, or
+    /// not inside one buffer.
+    #[inline(always)]
+    pub(crate) fn find(&self, address: usize) -> Option<(u64, MemoryIndex)> {
+        // An address below the start wraps to a value larger than any length.
+        let skip = address.wrapping_sub(self.start);
+        if skip > self.skip_max {
+            return None;
+        }
+        let index = match self.owners {
+            None => self.index,
+            Some(owners) => {
+                let (page, end) = (skip >> PAGE_SHIFT, skip + self.len_bytes);
+                let owner = owners.get(page)?.load(Ordering::Relaxed);
+                let is_on_page = skip % PAGE + self.len_bytes <= PAGE;
+                if owner == 0 || (!is_on_page && !is_page_of(owners, end - 1, owner)) {
+                    return None;
+                }
+                #[expect(clippy::cast_possible_truncation, reason = "the pool has fewer pages")]
+                let page = page as u32;
+                page
+            }
+        };
+        Some((self.offset + skip as u64, index))
     }
 }
 
@@ -368,29 +406,21 @@ impl PageOwners {
         let pages = &self.0[first as usize..][..count as usize];
         pages.iter().for_each(|page| page.store(owner, Ordering::Relaxed));
     }
+}
 
-    /// Whether memory that begins on page `first` of the pool lies in a single buffer.
-    #[inline]
-    fn is_one_buffer(&self, first: u32, memory: Segment) -> bool {
-        let owner = |page: u64| {
-            let page = usize::try_from(page).ok().and_then(|page| self.0.get(page));
-            page.map_or(0, |page| page.load(Ordering::Relaxed))
-        };
-        let (start, pages) = (memory.offset % PAGE as u64, u64::from(first));
-        let last = pages + ((start + u64::from(memory.len_bytes.max(1)) - 1) >> PAGE_SHIFT);
-        let found = owner(pages);
-        found != 0 && owner(last) == found
-    }
+/// Whether the page of this offset in the pool belongs to the buffer.
+fn is_page_of(owners: &[AtomicU32], offset: usize, buffer: u32) -> bool {
+    owners.get(offset >> PAGE_SHIFT).is_some_and(|owner| owner.load(Ordering::Relaxed) == buffer)
 }
 
 /// First page of a buffer at `offset` in the pool, and their number.
 fn pages_of(offset: usize, len_bytes: u32) -> (u32, u32) {
     let first = u32::try_from(offset / PAGE).unwrap_or(u32::MAX);
-    (first, pool_counters(len_bytes))
+    (first, pool_pages(len_bytes))
 }
 
-/// Number of counters of the buffers.
-fn pool_counters(len_bytes: u32) -> u32 {
+/// Number of pages of the buffers.
+fn pool_pages(len_bytes: u32) -> u32 {
     len_bytes.div_ceil(1 << PAGE_SHIFT)
 }
 
@@ -400,8 +430,8 @@ fn range_of_pool(start: usize, memory: Segment) -> MemoryRange {
         len_bytes: memory.len_bytes as usize,
         region: memory.region,
         offset: memory.offset,
-        counter: 0,
-        counter_shift: PAGE_SHIFT,
+        index: 0,
+        index_shift: PAGE_SHIFT,
     }
 }
 
@@ -422,8 +452,8 @@ mod tests {
         let memory = memory();
         let address = memory.allocate(5000).unwrap().as_ptr().addr();
         let mut lookup = memory.lookup();
-        let (segment, counter) = lookup.segment_at(address + 4096, 4096).unwrap();
-        assert_eq!((segment.offset, segment.len_bytes, counter), (4096, 4096, 1));
+        let (segment, index) = lookup.segment_at(address + 4096, 4096).unwrap();
+        assert_eq!((segment.offset, segment.len_bytes, index), (4096, 4096, 1));
         let next = memory.allocate(4096).unwrap().as_ptr().addr();
         assert!(lookup.segment_at(next, 4096).is_some());
         for (address, len_bytes) in [
@@ -445,21 +475,26 @@ mod tests {
     #[test]
     fn memory_in_flight_is_neither_freed_nor_unregistered() {
         let memory = memory();
-        let (queue, mut own) = (memory.add_queue(), vec![0_u8; 10_000]);
+        let (mut slots, mut own) = (memory.add_queue(2), vec![0_u8; 10_000]);
         let start = NonNull::new(own.as_mut_ptr()).unwrap();
         // SAFETY: the vector lives until it has been unregistered.
         unsafe { memory.register(start, own.len()) }.unwrap();
         let buffer = memory.allocate(3 * 4096).unwrap().as_ptr().addr();
         let mut lookup = memory.lookup();
         for (address, skip) in [(start.as_ptr().addr(), 9_999), (buffer, 2 * 4096)] {
-            let (_, counter) = lookup.segment_at(address + skip, 1).unwrap();
+            let (_, index) = lookup.segment_at(address + skip, 1).unwrap();
             let release = || match address == buffer {
                 true => memory.free(address),
                 false => memory.unregister(address),
             };
-            queue.add(counter);
-            assert!(release().is_err());
-            queue.remove(counter);
+            for is_several in [false, true] {
+                let slot = match is_several {
+                    true => slots.take_several(0, std::iter::once(index)),
+                    false => slots.take(0, index),
+                };
+                assert!(release().is_err());
+                slots.release_each(std::iter::once(slot.into()), |_| {});
+            }
             release().unwrap();
             assert!(release().is_err(), "once");
         }

@@ -17,26 +17,33 @@ use tenmil_linux::Clock;
 
 use crate::device::Device;
 use crate::failure::Failure;
-use crate::in_flight::InFlightCounters;
 use crate::io::{
     Completion, Io, IoSegment, TENMIL_IO_DEALLOCATE, TENMIL_IO_FUA, TENMIL_OP_READ,
     TENMIL_OP_WRITE, data_copies, operation_of,
 };
-use crate::program_memory::RangeLookup;
+use crate::program_memory::{MemoryRun, RangeLookup};
+use crate::slot_table::{MemoryIndex, NO_MEMORY, SlotTable};
 use crate::status::class_of;
 
 /// Fields in the order in which they are dropped: the channel waits until its requests have ended.
 pub(crate) struct Queue {
     channel: Box<dyn IoChannel>,
     slots: SlotTable,
-    /// Requests and segments of the batch that is being submitted.
-    requests: Vec<Request>,
+    /// Requests of the batch that is being submitted.
+    requests: Box<[Request]>,
+    /// Segments of the batch. The first ones, as many as there are requests, are the single segments of requests
+    /// with the same index.
     segments: Vec<Segment>,
+    /// What the first requests and their segments have in common, as many as are `ready`, since an earlier
+    /// batch: most I/Os differ in block and memory only.
+    template: BatchTemplate,
+    ready: usize,
+    /// Memory of the segments of an I/O with several.
+    indices: Vec<MemoryIndex>,
     completions: CompletionBatch,
     /// Completions that have been returned, of those in `completions`.
     returned: usize,
     ranges: RangeLookup,
-    counters: InFlightCounters,
     block_shift: u32,
     supported: OperationSet,
     /// Blocks of the largest I/O, and of the largest whose length fits into a segment.
@@ -50,34 +57,18 @@ pub(crate) struct Queue {
     device: Arc<Device>,
 }
 
-/// I/Os in flight, by the token of their request.
-struct SlotTable {
-    slots: Box<[Slot]>,
-    free: Vec<u32>,
-    /// Counters of I/Os with several segments, by slot.
-    several: Box<[Vec<u32>]>,
+/// What the I/Os of a batch have in common.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct BatchTemplate {
+    shape: u64,
+    /// Region and length.
+    segment: Segment,
 }
-
-/// I/O in flight.
-#[derive(Clone, Copy)]
-struct Slot {
-    token: u64,
-    /// Counter of its memory, or [`NONE`] or [`SEVERAL`].
-    counter: u32,
-    is_in_flight: bool,
-}
-
-const _: () = assert!(size_of::<Slot>() == 16);
-
-/// The I/O has no memory.
-const NONE: u32 = u32::MAX;
-/// The counters are those of each of its segments.
-const SEVERAL: u32 = u32::MAX - 1;
 
 /// Maximum number of completions that a poll of the channel returns.
 const BATCH_MAX: usize = 256;
 
-/// Maximum depth of a queue. The counters of memory have 16 bits.
+/// Maximum depth of a queue.
 pub(crate) const DEPTH_MAX: u32 = 32_768;
 
 impl Queue {
@@ -87,17 +78,19 @@ impl Queue {
         let blocks_max = limits.request_blocks_max;
         let checked_block_count = if device.is_direct { limits.block_count } else { u64::MAX };
         let memory = &device.context.memory;
-        let (ranges, counters, clock) = (memory.lookup(), memory.add_queue(), device.context.clock);
         let depth = depth as usize;
+        let (ranges, clock) = (memory.lookup(), device.context.clock);
         Self {
             channel,
-            slots: SlotTable::new(depth),
-            requests: Vec::with_capacity(depth),
-            segments: Vec::with_capacity(depth),
+            slots: memory.add_queue(depth),
+            requests: vec![Request::PLACEHOLDER; depth].into_boxed_slice(),
+            segments: vec![Segment::default(); depth],
+            template: BatchTemplate::default(),
+            ready: 0,
+            indices: Vec::new(),
             completions: CompletionBatch::with_capacity(depth.min(BATCH_MAX)),
             returned: 0,
             ranges,
-            counters,
             block_shift,
             supported,
             blocks_max,
@@ -110,12 +103,12 @@ impl Queue {
     }
 
     pub(crate) fn depth(&self) -> usize {
-        self.slots.slots.len()
+        self.slots.depth()
     }
 
     /// Number of I/Os that were submitted and whose completion has not been returned.
     pub(crate) fn in_flight(&self) -> usize {
-        self.depth() - self.slots.free.len()
+        self.depth() - self.slots.free_count()
     }
 
     /// Limits of the channel.
@@ -132,70 +125,96 @@ impl Queue {
     pub(crate) unsafe fn submit(&mut self, ios: &[Io]) -> Result<usize, Failure> {
         self.disarm();
         self.ranges.renew(&self.device.context.memory);
-        self.requests.clear();
-        self.segments.clear();
-        let most = ios.len().min(self.slots.free.len());
-        let mut refused = None;
-        for io in &ios[..most] {
+        self.segments.truncate(self.requests.len());
+        let ios = &ios[..ios.len().min(self.slots.free_count())];
+        let mut prepared = 0;
+        while let Some(io) = ios.get(prepared) {
+            let run = self.prepare_run(prepared, &ios[prepared..]);
+            prepared += run;
+            if run > 0 {
+                continue;
+            }
             // SAFETY: the caller promises the same of the segments.
-            if let Err(why) = unsafe { self.prepare(io) } {
-                refused = Some(why);
-                break;
+            match unsafe { self.prepare_any(prepared, io) } {
+                Ok(()) => prepared += 1,
+                Err(why) if prepared == 0 => return Err(*why),
+                // The I/Os before it are submitted.
+                Err(_) => break,
             }
         }
-        let prepared = self.requests.len();
-        match refused {
-            Some(why) if prepared == 0 => return Err(*why),
-            _ if prepared == 0 => return Ok(0),
-            _ => {}
+        if prepared == 0 {
+            return Ok(0);
         }
         let now = self.clock.now();
-        let taken = self.channel.submit(now, &self.requests, &self.segments);
+        let taken = self.channel.submit(now, &self.requests[..prepared], &self.segments);
         self.channel.flush_submissions();
         // In reverse, so that slots are reused in the same order.
-        for request in self.requests[taken..].iter().rev() {
-            self.slots.release(slot_of(request.token), &self.counters);
-        }
+        let rest = self.requests[taken..prepared].iter().rev();
+        self.slots.release_each(rest.map(|request| request.token), |_| {});
         Ok(taken)
     }
 
-    /// Checks an I/O, and appends its request and its segments.
-    ///
-    /// # Safety
-    ///
-    /// Its segments are valid for reads, or their number is zero.
+    /// Prepares the leading I/Os that are reads or writes like the first one, each in one piece of the memory
+    /// that was used last. Their requests begin at index `first`. Returns their number.
     #[inline]
-    unsafe fn prepare(&mut self, io: &Io) -> Result<(), Box<Failure>> {
-        let end = io.lba.checked_add(io.blocks.into());
-        let is_plain = io.operation <= TENMIL_OP_WRITE
-            && io.flags & !TENMIL_IO_FUA == 0
-            && io.segment_count == 0
-            && io.blocks.wrapping_sub(1) < self.blocks_fast_max
-            && end.is_some_and(|end| end <= self.checked_block_count);
-        let operation =
-            if io.operation == TENMIL_OP_READ { Operation::Read } else { Operation::Write };
-        if !is_plain || !self.supported.has(operation) {
-            // SAFETY: the caller promises the same of the segments.
-            return unsafe { self.prepare_any(io) };
+    fn prepare_run(&mut self, first: usize, ios: &[Io]) -> usize {
+        let Some(io) = ios.first() else { return 0 };
+        let Io { blocks, operation, flags, .. } = *io;
+        let kind = if operation == TENMIL_OP_READ { Operation::Read } else { Operation::Write };
+        if operation > TENMIL_OP_WRITE
+            || flags & !TENMIL_IO_FUA != 0
+            || io.segment_count != 0
+            || blocks.wrapping_sub(1) >= self.blocks_fast_max
+            || !self.supported.has(kind)
+        {
+            return 0;
         }
-        let len_bytes = io.blocks << self.block_shift;
-        let Some((segment, counter)) = self.ranges.segment_at(io.data.addr(), len_bytes) else {
-            return Err(unknown_memory(io, io.data.addr(), len_bytes.into()));
+        let Some(lba_max) = self.checked_block_count.checked_sub(blocks.into()) else { return 0 };
+        let len_bytes = blocks << self.block_shift;
+        let Some(memory) = self.ranges.run_of(len_bytes) else { return 0 };
+        let template = BatchTemplate {
+            shape: shape_of(io),
+            segment: Segment { region: memory.region, offset: 0, len_bytes },
         };
-        let first = self.segments.len();
-        self.segments.push(segment);
-        self.counters.add(counter);
-        self.push_request(io, operation, first, 1, counter);
-        Ok(())
+        if first + ios.len() <= self.ready && self.template == template {
+            let (requests, segments) = (&mut self.requests[first..], &mut self.segments[first..]);
+            return prepare_ready(&mut self.slots, ios, (requests, segments), &memory, lba_max);
+        }
+        let request = Request {
+            blocks,
+            segment_count: 1,
+            operation: kind,
+            flags: RequestFlags(flags),
+            ..Request::PLACEHOLDER
+        };
+        let requests = self.requests[first..].iter_mut().zip(first..);
+        let mut prepared = ios.iter().zip(requests).zip(&mut self.segments[first..]);
+        let count = self.slots.take_each(|slot| {
+            let ((io, (into, index)), segment) = prepared.next()?;
+            if shape_of(io) != template.shape || io.lba > lba_max {
+                return None;
+            }
+            let (offset, memory_index) = memory.find(io.data.addr())?;
+            let (token, segment_first) = (slot.into(), index_of(index));
+            *into = Request { token, lba: io.lba, segment_first, ..request };
+            *segment = Segment { offset, ..template.segment };
+            Some((io.token, memory_index))
+        });
+        if first == 0 {
+            (self.template, self.ready) = (template, count);
+        } else {
+            self.ready = self.ready.min(first);
+        }
+        count
     }
 
-    /// The general case of [`prepare`](Self::prepare).
+    /// Checks any I/O, and prepares its request with this index and its segments.
     ///
     /// # Safety
     ///
     /// Its segments are valid for reads, or their number is zero.
     #[inline(never)]
-    unsafe fn prepare_any(&mut self, io: &Io) -> Result<(), Box<Failure>> {
+    unsafe fn prepare_any(&mut self, index: usize, io: &Io) -> Result<(), Box<Failure>> {
         let operation = match operation_of(io.operation) {
             Some(operation) if self.supported.has(operation) => operation,
             _ => return Err(unsupported(io)),
@@ -209,56 +228,41 @@ impl Queue {
         {
             return Err(self.outside_limits(io));
         }
+        self.ready = self.ready.min(index);
         let len_bytes = (u64::from(io.blocks) << self.block_shift) * data_copies(operation);
-        let first = self.segments.len();
-        let counter = if len_bytes == 0 {
+        let (slot, first, count) = if len_bytes == 0 {
             if !io.data.is_null() || io.segment_count != 0 {
                 return Err(memory_without_data(io));
             }
-            NONE
+            (self.slots.take(io.token, NO_MEMORY), index, 0)
         } else if io.segment_count == 0 {
             let found = u32::try_from(len_bytes)
                 .ok()
                 .and_then(|len_bytes| self.ranges.segment_at(io.data.addr(), len_bytes));
-            let Some((segment, counter)) = found else {
+            let Some((segment, memory)) = found else {
                 return Err(unknown_memory(io, io.data.addr(), len_bytes));
             };
-            self.segments.push(segment);
-            self.counters.add(counter);
-            counter
+            self.segments[index] = segment;
+            (self.slots.take(io.token, memory), index, 1)
         } else {
+            let first = self.segments.len();
             // SAFETY: the caller promises the same of the segments.
-            unsafe { self.add_segments(io, len_bytes) }?;
-            SEVERAL
+            (unsafe { self.add_segments(io, len_bytes) }?, first, self.segments.len() - first)
         };
-        let count = self.segments.len() - first;
-        self.push_request(io, operation, first, count, counter);
-        Ok(())
-    }
-
-    /// Takes a slot, and appends the request.
-    #[inline]
-    fn push_request(
-        &mut self,
-        io: &Io,
-        operation: Operation,
-        first: usize,
-        count: usize,
-        counter: u32,
-    ) {
-        let slot = self.slots.take(io.token, counter);
-        #[expect(clippy::cast_possible_truncation, reason = "a queue has less than 2^31 segments")]
-        self.requests.push(Request {
-            token: u64::from(slot),
+        #[expect(clippy::cast_possible_truncation, reason = "no more than an I/O may have")]
+        let segment_count = count as u16;
+        self.requests[index] = Request {
+            token: slot.into(),
             lba: io.lba,
             operand: if operation == Operation::Copy { io.source_lba } else { 0 },
-            segment_first: first as u32,
+            segment_first: index_of(first),
             blocks: io.blocks,
-            segment_count: count as u16,
+            segment_count,
             metadata_count: 0,
             operation,
             flags: RequestFlags(io.flags),
-        });
+        };
+        Ok(())
     }
 
     #[cold]
@@ -271,13 +275,13 @@ impl Queue {
         )))
     }
 
-    /// Appends the segments of an I/O, and counts it for each under the slot that it will have.
+    /// Appends the segments of an I/O, and takes a slot for it.
     ///
     /// # Safety
     ///
     /// Its segments are valid for reads.
     #[inline(never)]
-    unsafe fn add_segments(&mut self, io: &Io, len_bytes: u64) -> Result<(), Box<Failure>> {
+    unsafe fn add_segments(&mut self, io: &Io, len_bytes: u64) -> Result<u32, Box<Failure>> {
         let (count, most) = (usize::from(io.segment_count), self.limits().segments_max);
         if io.segments.is_null() || !io.segments.is_aligned() || io.segment_count > most {
             return Err(Box::new(Failure::usage(format_args!(
@@ -288,16 +292,14 @@ impl Queue {
         // SAFETY: not null and aligned, as just checked; valid for reads, as the caller promises.
         let pieces = unsafe { std::slice::from_raw_parts(io.segments, count) };
         let (first, mut rest) = (self.segments.len(), len_bytes);
-        // The slot that `take` will return.
-        let next = self.slots.free.last().copied().unwrap_or(0) as usize;
-        self.slots.several[next].clear();
+        self.indices.clear();
         let refused = 'refused: {
             for piece in pieces {
                 let found = u32::try_from(piece.len)
                     .ok()
                     .filter(|len_bytes| *len_bytes > 0)
                     .and_then(|len_bytes| self.ranges.segment_at(piece.data.addr(), len_bytes));
-                let Some((segment, counter)) = found else {
+                let Some((segment, memory)) = found else {
                     break 'refused unknown_memory(io, piece.data.addr(), piece.len);
                 };
                 let Some(left) = rest.checked_sub(piece.len) else {
@@ -305,11 +307,10 @@ impl Queue {
                 };
                 rest = left;
                 self.segments.push(segment);
-                self.slots.several[next].push(counter);
+                self.indices.push(memory);
             }
             if rest == 0 {
-                self.slots.several[next].iter().for_each(|counter| self.counters.add(*counter));
-                return Ok(());
+                return Ok(self.slots.take_several(io.token, self.indices.iter().copied()));
             }
             wrong_segments(io, len_bytes, pieces)
         };
@@ -331,12 +332,15 @@ impl Queue {
         }
         let waiting = &self.completions.as_slice()[self.returned..];
         let count = waiting.len().min(into.len());
-        for (completion, into) in waiting[..count].iter().zip(into) {
-            let IoCompletion { token, status, result } = *completion;
-            let token = self.slots.release(slot_of(token), &self.counters);
-            let status_class = class_of(status);
-            into.write(Completion { token, result, status: status.0, status_class });
-        }
+        let waiting = &waiting[..count];
+        let mut both = waiting.iter().zip(into);
+        self.slots.release_each(waiting.iter().map(|completion| completion.token), |token| {
+            if let Some((completion, into)) = both.next() {
+                let IoCompletion { status, result, .. } = *completion;
+                let status_class = class_of(status);
+                into.write(Completion { token, result, status: status.0, status_class });
+            }
+        });
         self.returned += count;
         count
     }
@@ -380,51 +384,45 @@ impl Queue {
     }
 }
 
-impl SlotTable {
-    fn new(depth: usize) -> Self {
-        let unused = Slot { token: 0, counter: NONE, is_in_flight: false };
-        let count = u32::try_from(depth).unwrap_or(u32::MAX);
-        Self {
-            slots: vec![unused; depth].into_boxed_slice(),
-            free: (0..count).rev().collect(),
-            several: vec![Vec::new(); depth].into_boxed_slice(),
-        }
-    }
-
-    /// Takes a slot for an I/O. The caller has checked that one is free.
-    #[inline]
-    fn take(&mut self, token: u64, counter: u32) -> u32 {
-        let Some(slot) = self.free.pop() else { unreachable!("the caller has checked it") };
-        self.slots[slot as usize] = Slot { token, counter, is_in_flight: true };
-        slot
-    }
-
-    /// Releases the slot of an I/O and the counters of its memory. Returns the token of the program.
-    ///
-    /// # Panics
-    ///
-    /// If the I/O is not in flight: a channel completes every request once.
-    #[inline]
-    fn release(&mut self, slot: usize, counters: &InFlightCounters) -> u64 {
-        let entry = &mut self.slots[slot];
-        let Slot { token, counter, .. } = *entry;
-        assert!(std::mem::replace(&mut entry.is_in_flight, false), "one completion for a request");
-        match counter {
-            NONE => {}
-            SEVERAL => self.several[slot].iter().for_each(|counter| counters.remove(*counter)),
-            counter => counters.remove(counter),
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "an index of the table")]
-        self.free.push(slot as u32);
-        token
-    }
+/// Prepares the leading I/Os of a run whose requests and segments are ready but for token, block and offset.
+/// Returns their number.
+///
+/// Not inlined: the separate loop keeps its values in registers.
+#[inline(never)]
+fn prepare_ready(
+    slots: &mut SlotTable,
+    ios: &[Io],
+    (requests, segments): (&mut [Request], &mut [Segment]),
+    memory: &MemoryRun<'_>,
+    lba_max: u64,
+) -> usize {
+    let shape = ios.first().map_or(0, shape_of);
+    let mut prepared = ios.iter().zip(requests).zip(segments);
+    slots.take_each(
+        #[inline(always)]
+        |slot| {
+            let ((io, request), segment) = prepared.next()?;
+            if shape_of(io) != shape || io.lba > lba_max {
+                return None;
+            }
+            let (offset, index) = memory.find(io.data.addr())?;
+            (request.token, request.lba, segment.offset) = (slot.into(), io.lba, offset);
+            Some((io.token, index))
+        },
+    )
 }
 
-/// Slot of the token of a request.
+/// Index of a request or a segment.
+#[expect(clippy::cast_possible_truncation, reason = "a queue has less than 2^31 segments")]
+fn index_of(index: usize) -> u32 {
+    index as u32
+}
+
+/// Everything that I/Os of a run have in common. The fields are adjacent: one load.
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "tokens are indices of the slot table")]
-fn slot_of(token: u64) -> usize {
-    token as usize
+fn shape_of(io: &Io) -> u64 {
+    let (count, operation) = (u64::from(io.segment_count), u64::from(io.operation));
+    u64::from(io.blocks) | count << 32 | operation << 48 | u64::from(io.flags) << 56
 }
 
 #[cold]
