@@ -18,6 +18,8 @@ mod program_checks;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+pub(crate) use library_build::{SYSTEM_LIBRARIES, build_archive};
+
 /// Options of `cargo xtask c-library`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -87,7 +89,7 @@ impl Workplace {
 }
 
 /// Removes a directory with everything in it, and makes it again.
-fn make_empty(directory: &Path) -> Result<(), String> {
+pub(crate) fn make_empty(directory: &Path) -> Result<(), String> {
     let refuse = |why: std::io::Error| format!("empty {}: {why}", directory.display());
     match std::fs::remove_dir_all(directory) {
         Err(why) if why.kind() != std::io::ErrorKind::NotFound => return Err(refuse(why)),

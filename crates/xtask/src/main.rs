@@ -15,6 +15,7 @@ mod ceph;
 mod crash;
 mod docs;
 mod fairness;
+mod fio_engine;
 mod lab;
 mod operate;
 mod package;
@@ -39,6 +40,8 @@ enum Task {
     Package(package::PackageOptions),
     /// Make the C library with its header and tarball, and run its examples and checks where it is installed.
     CLibrary(c_library::CLibraryOptions),
+    /// Make the I/O engine of fio, and run jobs that verify what they wrote.
+    FioEngine(fio_engine::FioEngineOptions),
     /// Write the documentation with its generated references to target/book, and check its links.
     Book(book::BookOptions),
     /// Print the public API of the crate `tenmil`.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::Pgo(options) => ("pgo", pgo::run_pgo(&options)),
         Task::Package(options) => ("package", package::run_package(&options)),
         Task::CLibrary(options) => ("c-library", c_library::run_c_library(&options)),
+        Task::FioEngine(options) => ("fio-engine", fio_engine::run_fio_engine(&options)),
         Task::Book(options) => ("book", book::run_book(&options)),
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),

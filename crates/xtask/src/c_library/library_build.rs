@@ -12,20 +12,14 @@ use crate::package::{output_of, run_command, target_directory, version};
 /// Symbol versions.
 const VERSION_SCRIPT: &str = "crates/capi/libtenmil.map";
 /// Libraries of the system that the Rust standard library needs.
-const SYSTEM_LIBRARIES: [&str; 6] = ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
+pub(crate) const SYSTEM_LIBRARIES: [&str; 6] =
+    ["-lgcc_s", "-lutil", "-lrt", "-lpthread", "-lm", "-ldl"];
 /// Version of the interface: changes when programs have to be compiled again.
 const SO_VERSION: &str = "0";
 
 /// Builds everything, and returns the path of the tarball.
 pub(super) fn build_library(place: &Workplace, is_built: bool) -> Result<PathBuf, String> {
-    if !is_built {
-        let mut cargo = Command::new("cargo");
-        cargo.args(["rustc", "--package", "tenmil-capi", "--lib", "--release"]);
-        // Only here: a test build of the workspace makes no archive.
-        cargo.args(["--crate-type", "staticlib"]);
-        run_command("build the archive", &mut cargo)?;
-    }
-    let archive = target_directory(&place.root).join("release/libtenmil_capi.a");
+    let archive = build_archive(&place.root, is_built)?;
     let stage = place.room.join(format!("tenmil-c-{}", version()));
     make_empty(&stage)?;
     for directory in ["lib/pkgconfig", "include", "share/doc/tenmil-c/examples"] {
@@ -50,6 +44,18 @@ pub(super) fn build_library(place: &Workplace, is_built: bool) -> Result<PathBuf
         copy(&example, &documents.join("examples").join(name))?;
     }
     make_tarball(place, &stage)
+}
+
+/// Builds the archive unless it is built, and returns its path.
+pub(crate) fn build_archive(root: &Path, is_built: bool) -> Result<PathBuf, String> {
+    if !is_built {
+        let mut cargo = Command::new("cargo");
+        cargo.args(["rustc", "--package", "tenmil-capi", "--lib", "--release"]);
+        // Only here: a test build of the workspace makes no archive.
+        cargo.args(["--crate-type", "staticlib"]);
+        run_command("build the archive", &mut cargo)?;
+    }
+    Ok(target_directory(root).join("release/libtenmil_capi.a"))
 }
 
 fn link_shared_library(place: &Workplace, stage: &Path) -> Result<(), String> {
