@@ -74,6 +74,15 @@ pub(crate) fn run_c_library(options: &CLibraryOptions) -> Result<bool, String> {
     Ok(problems.is_empty())
 }
 
+/// Builds the shared library unless it is built, and returns its path.
+pub(crate) fn build_shared_library(root: &Path, is_built: bool) -> Result<PathBuf, String> {
+    let room = crate::package::target_directory(root).join("c-library");
+    let place = Workplace { root: root.to_owned(), prefix: room.join("prefix"), room };
+    let tarball = library_build::build_library(&place, is_built)?;
+    library_build::install_tarball(&place, &tarball)?;
+    Ok(place.prefix.join("lib/libtenmil.so"))
+}
+
 impl Workplace {
     /// Compiler flags for the installed library, as its pkg-config file has them.
     fn flags(&self) -> Result<Vec<String>, String> {

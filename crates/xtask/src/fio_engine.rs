@@ -60,7 +60,13 @@ pub(crate) fn run_fio_engine(options: &FioEngineOptions) -> Result<bool, String>
     let fio_version = output_of("find fio", Command::new(&options.fio).arg("--version"))
         .map_err(|why| format!("{why}; fix: apt-get install fio"))?;
     let room = crate::package::target_directory(&root).join("fio-engine");
-    let place = Workplace { root, room, fio: options.fio.clone(), fio_version };
+    // Jobs run in a directory of their own.
+    let fio = match options.fio.components().count() {
+        1 => options.fio.clone(),
+        _ => std::path::absolute(&options.fio)
+            .map_err(|why| format!("find {}: {why}", options.fio.display()))?,
+    };
+    let place = Workplace { root, room, fio, fio_version };
     if !options.no_build {
         let tarball = engine_build::build_engine(&place, options.source.as_deref())?;
         println!("fio-engine: {} for {}", tarball.display(), place.fio_version);

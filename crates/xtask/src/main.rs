@@ -20,6 +20,7 @@ mod lab;
 mod operate;
 mod package;
 mod pgo;
+mod python;
 mod sim;
 
 use std::process::ExitCode;
@@ -42,6 +43,8 @@ enum Task {
     CLibrary(c_library::CLibraryOptions),
     /// Make the I/O engine of fio, and run jobs that verify what they wrote.
     FioEngine(fio_engine::FioEngineOptions),
+    /// Make the Python package, and run its tests where it is installed.
+    Python(python::PythonOptions),
     /// Write the documentation with its generated references to target/book, and check its links.
     Book(book::BookOptions),
     /// Print the public API of the crate `tenmil`.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Task::Package(options) => ("package", package::run_package(&options)),
         Task::CLibrary(options) => ("c-library", c_library::run_c_library(&options)),
         Task::FioEngine(options) => ("fio-engine", fio_engine::run_fio_engine(&options)),
+        Task::Python(options) => ("python", python::run_python(&options)),
         Task::Book(options) => ("book", book::run_book(&options)),
         Task::Api => ("api", api::run_api()),
         Task::Docs(options) => ("docs", docs::run_docs(&options)),

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -28,13 +29,14 @@ const BATCHES: [(&str, &[&str]); 2] = [
         ],
     ),
 ];
-/// One thread on the first processor; emulated SSDs have the other.
+/// One thread on the first processor.
 const LOAD: &[&str] = &[
     "--thread",
     "--rw=randread",
     "--bs=4k",
     "--iodepth=128",
     "--time_based",
+    "--ramp_time=1",
     "--runtime=2",
     "--norandommap",
     "--cpus_allowed=0",
@@ -57,12 +59,17 @@ pub(super) fn measure_rates(place: &Workplace) -> Result<(), String> {
             arguments,
             &[
                 Engine { name: "null of fio", arguments: foreign("--ioengine=null --size=1g") },
-                Engine { name: "tenmil, null:", arguments: own("null:1g") },
+                Engine { name: "tenmil, null:", arguments: own("null:?size=1g") },
                 Engine { name: "tenmil, emu:null", arguments: own("emu:null?size=1g") },
+                Engine {
+                    name: "tenmil, emu:null, bypass",
+                    arguments: [own("emu:null?size=1g"), foreign("--bypass=1")].concat(),
+                },
             ],
         )?;
     }
     write_file(place, &file)?;
+    let device = format!("file:{}", file.display());
     for (batches, arguments) in BATCHES {
         let io_uring = format!("--ioengine=io_uring --direct=1 {file_name}");
         measure(
@@ -71,9 +78,10 @@ pub(super) fn measure_rates(place: &Workplace) -> Result<(), String> {
             arguments,
             &[
                 Engine { name: "io_uring of fio", arguments: foreign(&io_uring) },
+                Engine { name: "tenmil, file:", arguments: own(&device) },
                 Engine {
-                    name: "tenmil, file:",
-                    arguments: own(&format!("file:{}", file.display())),
+                    name: "tenmil, file:, sleep",
+                    arguments: [own(&device), foreign("--sleep=1")].concat(),
                 },
             ],
         )?;
@@ -100,7 +108,7 @@ fn measure(
         for (engine, rates) in engines.iter().zip(&mut rates) {
             let mut fio = Command::new(&place.fio);
             fio.arg("--name=rate").args(&engine.arguments).args(LOAD).args(arguments);
-            rates.push(rate_of(&output_of(engine.name, &mut fio)?)?);
+            rates.push(rate_of(&run_placed(engine.name, &mut fio)?)?);
         }
     }
     println!("{what}: thousands of I/Os per second, medians of {ROUNDS}");
@@ -110,7 +118,7 @@ fn measure(
             .iter()
             .fold((f64::MAX, 0.0_f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
         println!(
-            "    {:20} {:8.0} ({:.0} to {:.0})   {:.2} of {}",
+            "    {:24} {:8.0} ({:.0} to {:.0})   {:.2} of {}",
             engine.name,
             median(own.clone()) / 1e3,
             low / 1e3,
@@ -120,6 +128,28 @@ fn measure(
         );
     }
     Ok(())
+}
+
+/// Runs fio with the threads of emulated SSDs on the second processor, and returns its output.
+fn run_placed(what: &str, fio: &mut Command) -> Result<String, String> {
+    let child = fio.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|why| format!("{what}: run fio: {why}"))?;
+    // The job warms up for longer.
+    std::thread::sleep(Duration::from_millis(500));
+    let tasks = fs::read_dir(format!("/proc/{}/task", child.id()));
+    for task in tasks.into_iter().flatten().flatten() {
+        let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if name.starts_with("device-") {
+            let mut taskset = Command::new("taskset");
+            taskset.args(["--pid", "--cpu-list", "1"]).arg(task.file_name());
+            output_of("place a device thread", &mut taskset)?;
+        }
+    }
+    let output = child.wait_with_output().map_err(|why| format!("{what}: wait for fio: {why}"))?;
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(format!("{what}: fio {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
 }
 
 /// I/Os per second of the only job.
