@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within layer 0, `wire` depends on `crc`, and within the machine crates, `linux` on `dma`.
-const LAYERS: [(&str, u32); 32] = [
+const LAYERS: [(&str, u32); 33] = [
     ("tenmil-base", 0),
     ("tenmil-crc", 0),
     ("tenmil-wire", 0),
@@ -22,6 +22,7 @@ const LAYERS: [(&str, u32); 32] = [
     ("tenmil-vhost-user", 1),
     ("tenmil-dma", 1),
     ("tenmil-linux", 1),
+    ("tenmil-group", 1),
     ("tenmil-pci", 1),
     ("tenmil-keyring", 2),
     ("tenmil-sim", 2),
