@@ -318,6 +318,24 @@ impl Subsystem {
         self.publish_and_notify(state);
     }
 
+    /// Replaces the block device of a namespace, whose identity, ANA group and reservations stay: queues open
+    /// channels to the new one and close those to the old one when their commands have completed. Controllers
+    /// are notified if the size is another. Returns false if there is no such namespace.
+    pub fn replace_namespace_device(&self, nsid: u32, device: Arc<dyn BlockDevice>) -> bool {
+        let mut state = self.lock_state();
+        let Some(record) = state.records.get_mut(&nsid) else { return false };
+        let limits = device.limits();
+        let is_other_size = (limits.block_size, limits.block_count)
+            != (record.limits.block_size, record.limits.block_count);
+        record.block_shift = block_size_shift(limits.block_size);
+        (record.device, record.limits) = (device, limits);
+        if is_other_size {
+            state.notify_namespace_changed(nsid);
+        }
+        self.publish_and_notify(state);
+        true
+    }
+
     /// Sets the ANA state of a group for a controller, and notifies the controller.
     pub fn set_ana_state(&self, cntlid: u16, group: u32, ana: AnaState) {
         let mut state = self.lock_state();

@@ -125,6 +125,23 @@ fn namespace_change_notifies_attached_controllers_that_enabled_it() {
     assert_eq!(next_event_dword(&mut bench), Some(0x4_0002));
 }
 
+/// A host that scans meanwhile finds the namespace all the time.
+#[test]
+fn replaced_device_is_announced_only_if_the_size_changes() {
+    let mut bench = fixture_with_event_request(1 << 8);
+    let same = Arc::new(FakeBlockDevice::new());
+    assert!(bench.subsystem.replace_namespace_device(1, same));
+    assert_eq!(next_event_dword(&mut bench), None);
+    let smaller = Arc::new(FakeBlockDevice::with_geometry(512, 8, &EVERYTHING, Durability::VolatileCache));
+    let before = bench.subsystem.lock_state().records[&1].identity;
+    assert!(bench.subsystem.replace_namespace_device(1, smaller));
+    assert_eq!(next_event_dword(&mut bench), Some(0x4_0002));
+    let state = bench.subsystem.lock_state();
+    assert_eq!((state.records[&1].identity, state.records[&1].block_count()), (before, 8));
+    drop(state);
+    assert!(!bench.subsystem.replace_namespace_device(9, Arc::new(FakeBlockDevice::new())));
+}
+
 #[test]
 fn ana_and_firmware_changes_have_their_own_notices() {
     for (bits, expected) in [(1 << 11, Some(0xc_0302)), (0, None)] {
