@@ -61,7 +61,7 @@ pub use security::{
     HostKeys, HostRights, NamedKey, NamespaceSelection, PortSecurity, SubsystemSecurity,
 };
 pub use server::{PlacementPolicy, Server, ServerConfig};
-pub use service::{DiscoveryName, Port, Service, ServiceLimits};
+pub use service::{DiscoveryName, GatewayGroupView, Port, Service, ServiceLimits};
 pub use subsystem_export::{
     AllowedHosts, ControllerModel, SubsystemExportConfig, SubsystemExportUpdate,
 };

@@ -17,12 +17,13 @@ use tenmil_wire::{AdminOpcode, Command, Completion, Status, TypedCommand};
 
 use super::association::Association;
 use super::command_table::{CommandTable, DataDirection};
-use super::service::ServiceLimits;
+use super::service::{ForeignController, Service};
 use super::subsystem_export::RESETS_MAX;
 
 /// Admin queue.
 #[derive(Debug)]
 pub(super) struct AdminQueue {
+    service: Service,
     association: Arc<Association>,
     bytes: Vec<u8>,
     /// When the association has to be polled next.
@@ -54,12 +55,18 @@ struct PendingCrossControllerReset {
 const COALESCED_KEEP_ALIVE_MIN: Span = Span::from_ms(2_500);
 const _: () = assert!(COALESCED_KEEP_ALIVE_MIN.ns >= 50 * tenmil_linux::COALESCE_DELAY.ns);
 
+/// Longest wait for the end of the lease of another gateway, whose controller a reset names: a lease and the
+/// time that its store takes to end it.
+const FOREIGN_RESET_MAX: Span = Span::from_secs(20);
+
 /// Interval at which pending resets are checked.
 const RESET_CHECK_INTERVAL: Span = Span::from_ms(1);
 
 impl AdminQueue {
-    pub(super) fn new(association: Arc<Association>, limits: &ServiceLimits) -> Self {
+    pub(super) fn new(service: &Service, association: Arc<Association>) -> Self {
+        let limits = service.limits();
         Self {
+            service: service.clone(),
             association,
             bytes: Vec::new(),
             wakes_at: Instant::default(),
@@ -237,6 +244,15 @@ impl AdminQueue {
         let found = self.association.export().association_of_cntlid(target.icid);
         let Some(other) = found.filter(|other| other.is_target_of_reset(&target)) else {
             let export = self.association.export();
+            match self.service.foreign_controller(now, target.icid) {
+                ForeignController::Ended => return Some(successful_reset_result()),
+                ForeignController::MayRun if self.resets.len() < usize::from(RESETS_MAX) => {
+                    let until = now.after(FOREIGN_RESET_MAX);
+                    self.resets.push(PendingCrossControllerReset { tag, target, until });
+                    return None;
+                }
+                ForeignController::MayRun | ForeignController::No => {}
+            }
             // An unknown controller may belong to another process or to an earlier run of this one,
             // and may still write, so the reset must not be reported as done.
             return Some(match export.has_instance_ended(&target) || self.accepts_unknown_resets {
@@ -263,11 +279,15 @@ impl AdminQueue {
     /// association, and a connection only once none of its commands is outstanding in a device. A
     /// controller that takes longer than the advertised quiesce time is not reported as reset.
     fn complete_finished_resets(&mut self, now: Instant) {
-        let Self { association, resets, .. } = self;
+        let Self { association, resets, service, .. } = self;
         resets.retain(|PendingCrossControllerReset { tag, target, until }| {
             let found = association.export().association_of_cntlid(target.icid);
             let is_there = found.is_some_and(|other| other.is_target_of_reset(target));
-            let is_gone = !is_there && association.export().has_instance_ended(target);
+            let has_ended = || {
+                association.export().has_instance_ended(target)
+                    || service.foreign_controller(now, target.icid) == ForeignController::Ended
+            };
+            let is_gone = !is_there && has_ended();
             if is_gone {
                 association.lock_transport().complete_cross_controller_reset(
                     now,

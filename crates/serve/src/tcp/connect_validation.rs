@@ -457,6 +457,10 @@ fn connect_error_of_controller(why: ControllerError, host: &HostIds) -> ConnectE
         ),
         ControllerError::HostInUse(why) => connect_error_of_hostid_in_use(&why, host),
         ControllerError::Busy => ConnectError::controller_busy("all controllers are in use"),
+        ControllerError::NoMember => ConnectError {
+            is_transient: true,
+            ..ConnectError::controller_busy("the gateway is no member of its group at present")
+        },
         ControllerError::Unstopped(cntlid) => ConnectError {
             is_transient: true,
             ..ConnectError::controller_busy(&format!(

@@ -74,6 +74,8 @@ struct ServiceState {
     generation: u64,
     /// Addresses of other discovery services, reported as referrals.
     referrals: Vec<SocketAddr>,
+    /// What the service knows of its gateway group, if it is in one.
+    gateway_group: Option<GatewayGroupView>,
     /// Discovery connections to wake on a change.
     discovery_handles: Vec<Weak<ConnectionHandle>>,
     /// Controller identifier of the last discovery controller.
@@ -92,6 +94,32 @@ pub struct Port {
     pub security: PortSecurity,
     /// Networks whose peers may connect; any if it is empty.
     pub networks: Vec<PeerNetwork>,
+}
+
+/// What a service knows of the gateway group that it is in.
+#[derive(Clone)]
+pub struct GatewayGroupView {
+    /// First and last identifier of its controllers; none while it is no member.
+    pub controller_ids: Option<(u16, u16)>,
+    /// Addresses of the other gateways, with a port number for each.
+    pub addresses: Vec<(u16, SocketAddr)>,
+    /// Whether the controller with an identifier is of another gateway, and can execute no command any more.
+    pub has_ended: Arc<dyn Fn(Instant, u16) -> bool + Send + Sync>,
+}
+
+/// Whether a controller is of another gateway of the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForeignController {
+    /// It is not.
+    No,
+    /// It is, and it can execute no command any more.
+    Ended,
+    /// It is, or is of an earlier run of this gateway, and may execute commands.
+    MayRun,
+}
+
+const fn is_within((first, last): (u16, u16), cntlid: u16) -> bool {
+    first <= cntlid && cntlid <= last
 }
 
 /// Identity of the discovery service.
@@ -132,6 +160,7 @@ impl Service {
             ports: BTreeMap::new(),
             generation: 0,
             referrals: Vec::new(),
+            gateway_group: None,
             discovery_handles: Vec::new(),
             discovery_cntlid: 0,
             discovery: DiscoveryName { nqn: nqn::DISCOVERY.to_owned(), serial: "1".to_owned() },
@@ -175,6 +204,9 @@ impl Service {
             )));
         }
         let export = SubsystemExport::new(config);
+        if let Some(group) = &state.gateway_group {
+            export.set_controller_ids(group.controller_ids);
+        }
         state.exports.insert(export.nqn().to_owned(), export);
         notify_discovery_change(state);
         Ok(())
@@ -335,6 +367,38 @@ impl Service {
         let mut state = self.lock_state();
         state.referrals = others;
         notify_discovery_change(state);
+    }
+
+    /// Sets what the service knows of its gateway group. If the controller identifiers change, all associations
+    /// end.
+    pub fn set_gateway_group(&self, group: GatewayGroupView) {
+        let mut state = self.lock_state();
+        let exports: Vec<_> = state.exports.values().cloned().collect();
+        let controller_ids = group.controller_ids;
+        let before = state.gateway_group.replace(group);
+        let is_same = before.is_some_and(|before| {
+            Some(&before.addresses) == state.gateway_group.as_ref().map(|now| &now.addresses)
+        });
+        if is_same {
+            drop(state);
+        } else {
+            notify_discovery_change(state);
+        }
+        exports.iter().for_each(|export| export.set_controller_ids(controller_ids));
+    }
+
+    /// Whether a controller is of another gateway of the group.
+    pub(super) fn foreign_controller(&self, now: Instant, cntlid: u16) -> ForeignController {
+        let found = self.lock_state().gateway_group.clone();
+        match found {
+            Some(group) if group.controller_ids.is_none_or(|ids| !is_within(ids, cntlid)) => {
+                match (group.has_ended)(now, cntlid) {
+                    true => ForeignController::Ended,
+                    false => ForeignController::MayRun,
+                }
+            }
+            _ => ForeignController::No,
+        }
     }
 
     /// Stops exporting a subsystem: its associations end, and new ones are rejected. Returns false

@@ -85,6 +85,9 @@ struct ExportState {
     masks: BTreeMap<u32, BTreeSet<String>>,
     security: SecurityState,
     associations: BTreeMap<u16, Weak<Association>>,
+    /// First and last controller identifier of a dynamic controller; none while the gateway is no member of
+    /// its group.
+    cntlids: Option<(u16, u16)>,
     /// Next controller identifier to try, so that an identifier is not reused at once.
     next: u16,
     /// Random source for controller instances.
@@ -111,6 +114,8 @@ pub(super) enum ControllerError {
     Unstopped(u16),
     /// The host has proved its NQN, and its other controllers have this host identifier.
     OtherIdentifier(u128),
+    /// The gateway is no member of its group at present, and has no controller identifiers.
+    NoMember,
     /// The controller could not be created.
     Trouble(String),
 }
@@ -134,6 +139,7 @@ impl SubsystemExport {
             masks,
             security: SecurityState::new(security),
             associations,
+            cntlids: Some((1, CNTLID_MAX)),
             next,
             instance_random: Random::new(tenmil_linux::random_seed()),
             instance_number: 0,
@@ -366,11 +372,13 @@ impl SubsystemExport {
         state: &mut ExportState,
         requested: u16,
     ) -> Result<u16, ControllerError> {
-        let last = match self.model {
-            ControllerModel::Dynamic if requested == CNTLID_DYNAMIC => CNTLID_MAX,
+        let (lowest, last) = match self.model {
+            ControllerModel::Dynamic if requested == CNTLID_DYNAMIC => {
+                state.cntlids.ok_or(ControllerError::NoMember)?
+            }
             ControllerModel::Dynamic => return Err(ControllerError::Identifier(requested)),
             ControllerModel::Static(count) => match requested {
-                CNTLID_DYNAMIC | CNTLID_STATIC => count,
+                CNTLID_DYNAMIC | CNTLID_STATIC => (1, count),
                 1.. if requested <= count => {
                     return match state.associations.contains_key(&requested) {
                         true => Err(ControllerError::Busy),
@@ -380,12 +388,12 @@ impl SubsystemExport {
                 _ => return Err(ControllerError::Identifier(requested)),
             },
         };
-        let first = state.next.min(last);
+        let first = state.next.clamp(lowest, last);
         let free = (first..=last)
-            .chain(1..first)
+            .chain(lowest..first)
             .find(|cntlid| !state.associations.contains_key(cntlid))
             .ok_or(ControllerError::Busy)?;
-        state.next = if free == last { 1 } else { free + 1 };
+        state.next = if free == last { lowest } else { free + 1 };
         Ok(free)
     }
 
@@ -422,6 +430,20 @@ impl SubsystemExport {
             association.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
         }
         Ok(())
+    }
+
+    /// Sets the first and the last controller identifier of dynamic controllers. If they change, all
+    /// associations end: another gateway of the group may have their identifiers.
+    pub(super) fn set_controller_ids(&self, cntlids: Option<(u16, u16)>) {
+        let mut state = self.lock_state();
+        if std::mem::replace(&mut state.cntlids, cntlids) == cntlids {
+            return;
+        }
+        let present: Vec<_> = state.associations.values().filter_map(Weak::upgrade).collect();
+        drop(state);
+        for association in present {
+            association.lock_transport().end_association(AssociationEndReason::SubsystemRemoved);
+        }
     }
 
     /// Ends all associations, because the subsystem is no longer exported.

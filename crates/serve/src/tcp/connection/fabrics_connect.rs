@@ -325,7 +325,7 @@ impl TargetConnection {
         }
         self.publish_queue_info(&association, 0);
         self.commands.set_buffer_access(BufferAccess::OwnFirst, memory.as_host_memory());
-        let admin = AdminQueue::new(association, self.service.limits());
+        let admin = AdminQueue::new(&self.service, association);
         self.role = ConnectionRole::Admin(Box::new(admin));
         cntlid
     }

@@ -44,6 +44,17 @@ impl Service {
                 }
             }
         }
+        for (reserve_cntlid, address) in state.gateway_group.iter().flat_map(|it| &it.addresses) {
+            for export in state.exports.values().filter(|export| export.allows_host(host)) {
+                // The gateways of a group have the same configuration: its listeners, too, are as this one.
+                let Some(at) = state.ports.get(&port) else { continue };
+                let entry =
+                    discovery_entry(export.nqn(), SubsystemType::Nvm, *reserve_cntlid, *address);
+                let entry = entry.with(|entry| entry.cntlid(export.advertised_cntlid()));
+                let is_secure = export.requires_secure_channel();
+                entries.push(with_port_security(entry, at.security, is_secure));
+            }
+        }
         let referral =
             |address| discovery_entry(nqn::DISCOVERY, SubsystemType::Referral, 0, address);
         entries.extend(state.referrals.iter().copied().map(referral));

@@ -1,6 +1,7 @@
 //! Cross-Controller Reset: a controller that is reset through another controller.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tenmil_base::Span;
 use tenmil_drivers::{DelayDevice, DelaySettings, LatencySpec, RamDevice};
@@ -16,7 +17,7 @@ use super::test_target::{
     BLOCKS, ENABLED, TestTarget, admin_config, admin_connect, connect_data, pattern,
     read_or_write_command, service_limits,
 };
-use crate::tcp::{DisconnectReason, InjectedBugs, ServiceLimits, TargetEvent};
+use crate::tcp::{DisconnectReason, GatewayGroupView, InjectedBugs, ServiceLimits, TargetEvent};
 
 /// CIU, CIRN and controller ID of the controller at the end of a connection, as Identify reports
 /// them.
@@ -105,6 +106,59 @@ fn reset_of_an_unknown_controller_fails() {
         assert_eq!(refused.status(), expected, "{before:?}");
         assert_eq!(rig.service.association_count(), 2, "{before:?}");
     }
+}
+
+/// A controller of another gateway of the group is reset once its lease has ended, and not before.
+#[test]
+fn reset_of_a_controller_of_another_gateway_waits_for_the_end_of_its_lease() {
+    let mut rig = TestTarget::new();
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let of_group = Arc::clone(&has_ended);
+    rig.service.set_gateway_group(GatewayGroupView {
+        controller_ids: Some((100, 199)),
+        addresses: Vec::new(),
+        has_ended: Arc::new(move |_, cntlid| cntlid < 100 && of_group.load(Ordering::Relaxed)),
+    });
+    let (one, cntlid) = rig.connect_admin_queue();
+    assert_eq!(cntlid, 100, "the first of the range");
+    let foreign = CrossControllerReset { icid: 7, ciu: 1, cirn: 5 };
+    let tag = submit_reset(&mut rig, one, foreign);
+    (0..50).for_each(|_| rig.advance_time(Span::from_ms(100)));
+    assert!(!rig.lines[one].done.contains_key(&tag), "its lease may be in force");
+    has_ended.store(true, Ordering::Relaxed);
+    (0..5).for_each(|_| rig.advance_time(Span::from_ms(1)));
+    let completion = rig.lines[one].done.remove(&tag).expect("it has ended").0;
+    assert_eq!((completion.status(), completion.dw0()), (Status::SUCCESS, 1));
+    // One of this gateway that it does not know is of an earlier run.
+    let own = execute_reset(&mut rig, one, CrossControllerReset { icid: 150, ciu: 1, cirn: 5 });
+    assert_eq!(own.status(), Status::INVALID_CONTROLLER_IDENTIFIER.with_dnr());
+}
+
+/// Another gateway may have the identifiers by then.
+#[test]
+fn associations_end_when_the_controller_identifiers_change() {
+    let mut rig = TestTarget::new();
+    let group = |controller_ids| GatewayGroupView {
+        controller_ids,
+        addresses: Vec::new(),
+        has_ended: Arc::new(|_, _| false),
+    };
+    rig.service.set_gateway_group(group(Some((100, 101))));
+    let (_, first) = rig.connect_admin_queue();
+    let (_, second) = rig.connect_admin_queue();
+    assert_eq!((first, second), (100, 101));
+    rig.service.set_gateway_group(group(Some((100, 101))));
+    rig.run_until_idle();
+    assert_eq!(rig.service.association_count(), 2, "they are the same");
+    rig.service.set_gateway_group(group(None));
+    rig.run_until_idle();
+    assert_eq!(rig.service.association_count(), 0);
+    let refused = rig.open_connection(admin_config());
+    let data = connect_data(CNTLID_DYNAMIC);
+    let status = rig.execute_connect(refused, &admin_connect(), &data).status();
+    assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY);
+    rig.service.set_gateway_group(group(Some((300, 399))));
+    assert_eq!(rig.connect_admin_queue().1, 300);
 }
 
 /// Completion of a Cross-Controller Reset while a write of this latency is outstanding, and the
