@@ -27,7 +27,8 @@ mod store_conformance;
 
 pub use lease::LeaseTiming;
 pub use member::{
-    Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, MemberStatus, OperationId,
+    Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, MemberStatus, OpenedGroup,
+    OperationId,
 };
 pub use memory_store::MemoryStore;
 pub use store::{

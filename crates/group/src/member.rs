@@ -45,6 +45,8 @@ pub struct Member {
     /// Number of renewals without a reply.
     renewals_in_flight: u32,
     slot: u16,
+    /// Slots that this process has had.
+    own_slots: BTreeSet<u16>,
     is_draining: bool,
     is_leaving: bool,
     /// Groups whose devices could not be opened, and until when they are not tried again.
@@ -60,7 +62,9 @@ pub struct Member {
     pending: Option<OperationId>,
     in_flight: BTreeMap<OperationId, (Instant, StoreOperation)>,
     next_id: u64,
-    operations: VecDeque<(OperationId, StoreOperation)>,
+    /// Operations on leases, which must not wait for those on the map.
+    lease_operations: VecDeque<(OperationId, StoreOperation)>,
+    map_operations: VecDeque<(OperationId, StoreOperation)>,
     actions: VecDeque<Action>,
     /// Cause of the last operation without a reply, until one has a reply.
     store_trouble: Option<String>,
@@ -131,14 +135,23 @@ pub enum GroupPhase {
     Fencing,
     /// The devices are being opened.
     Opening,
-    /// The devices are open, and the names of this member at the media are not recorded yet.
-    Opened(Vec<String>),
+    /// The devices are open, and what is known of them is not recorded yet.
+    Opened(OpenedGroup),
     /// Hosts may use it here.
     Active,
     /// Outstanding commands are completed, and the devices closed.
     Closing,
     /// The devices are closed, and the group is not released yet.
     Closed,
+}
+
+/// What is recorded of a group whose devices were opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpenedGroup {
+    /// Names of this member at the media, which the next owner fences.
+    pub names: Vec<String>,
+    /// Keys and values of [`NamespaceRecord`](super::records::NamespaceRecord)s.
+    pub records: BTreeMap<String, String>,
 }
 
 /// What the owner of the devices does.
@@ -197,6 +210,7 @@ impl Member {
             renew_at: Instant::default(),
             renewals_in_flight: 0,
             slot: 0,
+            own_slots: BTreeSet::new(),
             is_draining: false,
             is_leaving: false,
             refused: BTreeMap::new(),
@@ -208,7 +222,8 @@ impl Member {
             pending: None,
             in_flight: BTreeMap::new(),
             next_id: 0,
-            operations: VecDeque::new(),
+            lease_operations: VecDeque::new(),
+            map_operations: VecDeque::new(),
             actions: VecDeque::new(),
             store_trouble: None,
         }
@@ -321,15 +336,14 @@ impl Member {
         }
     }
 
-    /// The devices of a group are open, or cannot be opened. `names` are the names of this member at their
-    /// media, which the next owner fences.
-    pub fn handle_opened(&mut self, now: Instant, group: u32, names: Option<Vec<String>>) {
+    /// The devices of a group are open, or cannot be opened.
+    pub fn handle_opened(&mut self, now: Instant, group: u32, opened: Option<OpenedGroup>) {
         if self.phase(group) != GroupPhase::Opening {
             return;
         }
-        match names {
-            Some(names) if self.state == MemberState::Joined => {
-                self.set_phase(group, GroupPhase::Opened(names));
+        match opened {
+            Some(opened) if self.state == MemberState::Joined => {
+                self.set_phase(group, GroupPhase::Opened(opened));
                 self.handle_change(now);
             }
             Some(_) => self.close(group),
@@ -379,9 +393,14 @@ impl Member {
         self.start_number
     }
 
-    /// Next operation for the store.
-    pub fn next_operation(&mut self) -> Option<(OperationId, StoreOperation)> {
-        self.operations.pop_front()
+    /// Next operation on a lease. It must not wait for those on the map.
+    pub fn next_lease_operation(&mut self) -> Option<(OperationId, StoreOperation)> {
+        self.lease_operations.pop_front()
+    }
+
+    /// Next operation on the map. There is one at a time.
+    pub fn next_map_operation(&mut self) -> Option<(OperationId, StoreOperation)> {
+        self.map_operations.pop_front()
     }
 
     /// Next action.
@@ -475,7 +494,7 @@ impl Member {
     fn revoke_lost_lease(&mut self) {
         if let Some(lease) = self.lost_lease.take() {
             let id = self.next_operation_id();
-            self.operations.push_back((id, StoreOperation::Revoke(lease)));
+            self.lease_operations.push_back((id, StoreOperation::Revoke(lease)));
         }
     }
 
@@ -519,7 +538,12 @@ impl Member {
     fn send(&mut self, now: Instant, operation: StoreOperation) -> OperationId {
         let id = self.next_operation_id();
         self.in_flight.insert(id, (now, operation.clone()));
-        self.operations.push_back((id, operation));
+        match operation {
+            StoreOperation::Read | StoreOperation::Commit(_) => {
+                self.map_operations.push_back((id, operation));
+            }
+            _ => self.lease_operations.push_back((id, operation)),
+        }
         id
     }
 

@@ -5,6 +5,7 @@ mod copy;
 mod environment;
 mod file_events;
 mod flight_recorder;
+mod gateway_group;
 pub(crate) mod io_statistics;
 mod limits;
 mod live_configuration;
@@ -63,6 +64,7 @@ pub static TABLE: MethodRegistry = MethodRegistry::new(
         slow_io::METHODS,
         target_configuration::METHODS,
         live_configuration::METHODS,
+        gateway_group::METHODS,
         paths::METHODS,
         volumes::METHODS,
     ],

@@ -29,6 +29,7 @@ mod config_file;
 mod config_text;
 mod connection_limits;
 mod difference;
+mod gateway_group;
 mod migrate;
 mod named_devices;
 mod nbd_exports;
@@ -48,6 +49,8 @@ use tenmil_base::Span;
 use tenmil_block::uri::Uri;
 use tenmil_serve::tcp::{ExportLimits, PortSecurity};
 use tenmil_serve::{PeerNetwork, SlowIoThresholds};
+
+use crate::EtcdUrl;
 
 pub use self::config_edit::{ConfigEdit, ConfigObject};
 pub use self::migrate::{MigratedConfig, migrate_config};
@@ -86,6 +89,8 @@ pub struct TargetConfig {
     pub keyring: Option<PathBuf>,
     /// Line of the setting.
     pub keyring_line: IgnoredLineNumber,
+    /// Gateway group that the target is a member of.
+    pub group: Option<GroupConfig>,
     /// Security of the discovery service.
     pub discovery: SecurityConfig,
     /// Listeners. Without one no host can connect.
@@ -102,6 +107,22 @@ pub struct TargetConfig {
     pub nbd: NbdConfig,
     /// NBD exports.
     pub exports: Vec<ExportConfig>,
+}
+
+/// Gateway group that a target is a member of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupConfig {
+    /// Name of the group.
+    pub name: String,
+    /// Name of this member.
+    pub member: String,
+    /// Store of the group.
+    pub store: EtcdUrl,
+    /// Lease of a member.
+    pub lease: Span,
+    /// Addresses at which hosts connect to this member.
+    pub addresses: Vec<SocketAddr>,
+    line: IgnoredLineNumber,
 }
 
 /// Connection limits by origin, and the keep-alive limit. Defaults are derived from the total

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tenmil_base::Instant;
 
-use super::{Action, GroupPhase, InjectedBug, Member, MemberState};
+use super::{Action, GroupPhase, InjectedBug, Member, MemberState, OpenedGroup};
 use crate::assignment::assign_groups;
 use crate::records::{
     self, GroupRecord, MemberRecord, Owner, SLOT_KEY, SLOTS, encode, group_key, member_key,
@@ -28,6 +28,7 @@ impl Member {
             Some(record) if record.incarnation == self.incarnation => {
                 self.state = MemberState::Joined;
                 self.slot = record.slot;
+                self.own_slots.insert(record.slot);
                 self.evaluate_groups(now);
             }
             Some(_) => self.state = MemberState::AwaitingName,
@@ -89,6 +90,14 @@ impl Member {
                 transaction.conditions.push(self.unchanged(&key));
                 transaction.puts.push(Put { key, value: encode(&new), lease: None });
             }
+            if let Some(GroupPhase::Opened(opened)) = self.phases.get(&group) {
+                let puts = opened.records.iter().map(|(key, value)| Put {
+                    key: key.clone(),
+                    value: value.clone(),
+                    lease: None,
+                });
+                transaction.puts.extend(puts);
+            }
         }
         let has_no_groups = || self.phases.values().all(|phase| *phase == GroupPhase::Idle);
         if !transaction.puts.is_empty() {
@@ -138,7 +147,7 @@ impl Member {
                 self.actions.push_back(Action::Activate { group });
                 None
             }
-            GroupPhase::Opened(names) => {
+            GroupPhase::Opened(OpenedGroup { names, .. }) => {
                 Some(GroupRecord { is_open: true, fences: names, ..record })
             }
             _ => None,

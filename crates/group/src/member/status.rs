@@ -41,7 +41,8 @@ impl Member {
         MemberStatus {
             name: self.config.name.clone(),
             state: self.state,
-            slot: (self.state == MemberState::Joined).then_some(self.slot),
+            slot: matches!(self.state, MemberState::Joined | MemberState::Leaving)
+                .then_some(self.slot),
             groups: groups.collect(),
             members,
             phases: self.phases.clone(),
@@ -56,14 +57,15 @@ impl Member {
     }
 
     /// Whether the controllers of a slot cannot execute a command any more, because no member has the slot:
-    /// former members have stopped before their leases have ended. False without a recent snapshot.
+    /// former members have stopped before their leases have ended. False without a recent snapshot, and for the
+    /// slots of this process, which knows its controllers itself.
     #[must_use]
     pub fn has_slot_ended(&self, now: Instant, slot: u16) -> bool {
         let is_recent =
             self.snapshot_sent.is_some_and(|sent| now.since(sent) <= self.config.timing.lease);
         is_recent
             && self.state == MemberState::Joined
-            && slot != self.slot
+            && !self.own_slots.contains(&slot)
             && self.members().values().all(|member| member.slot != slot)
     }
 }

@@ -7,7 +7,7 @@ use tenmil_base::{Instant, Random, Span};
 use super::media::Media;
 use super::{RunOutcome, TAKEOVER_MAX};
 use crate::member::{
-    Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, OperationId,
+    Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, OpenedGroup, OperationId,
 };
 use crate::store::{StoreOperation, StoreReply};
 use crate::{LeaseTiming, MemoryStore};
@@ -261,7 +261,8 @@ impl Run {
         loop {
             let sim = &mut self.members[index];
             let Some(member) = &mut sim.member else { return };
-            let Some((id, operation)) = member.next_operation() else { break };
+            let operation = member.next_lease_operation().or_else(|| member.next_map_operation());
+            let Some((id, operation)) = operation else { break };
             let longest = if self.random.chance(1, 20) { 200 } else { 10 };
             let delay = 1 + self.random.below(longest);
             let at = self.now.after(Span::from_ms(delay));
@@ -332,7 +333,8 @@ impl Run {
                     } else {
                         sim.open.insert(group, (name.clone(), term));
                         let names = if has_fences { vec![name] } else { Vec::new() };
-                        member.handle_opened(local, group, Some(names));
+                        let opened = OpenedGroup { names, ..OpenedGroup::default() };
+                        member.handle_opened(local, group, Some(opened));
                     }
                 }
                 // Done when it was taken.

@@ -68,6 +68,10 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
     }
     let nbd = reader.check_nbd(file.nbd.as_ref())?;
     let exports = reader.check_exports(&file.export, &nbd)?;
+    let has_state = file.state_dir.is_some();
+    let group = file.group.as_ref();
+    let group = group.map(|it| reader.check_group(it, &subsystems, !exports.is_empty(), has_state));
+    let group = group.transpose()?;
     let line = |found: Option<&Spanned<String>>| {
         found.map_or(IgnoredLineNumber(1), |found| reader.line_number(found))
     };
@@ -88,6 +92,7 @@ pub(super) fn check_config(text: &str, file: ConfigFile) -> CheckResult<TargetCo
         state_line,
         keyring,
         keyring_line,
+        group,
         discovery,
         listeners,
         subsystems,

@@ -6,6 +6,7 @@ use toml::Spanned;
 
 use super::allowed_host::AllowedHost;
 use super::connection_limits::LimitsTable;
+use super::gateway_group::GroupTable;
 use super::nbd_exports::{ExportTable, NbdTable};
 use super::rate_limits::RateLimitsTable;
 use super::{ConfigError, migrate};
@@ -18,6 +19,7 @@ pub(super) struct ConfigFile {
     pub(super) state_dir: Option<Spanned<String>>,
     pub(super) keyring: Option<Spanned<String>>,
     pub(super) slow_io: Option<Spanned<String>>,
+    pub(super) group: Option<Spanned<GroupTable>>,
     pub(super) discovery: Option<DiscoveryTable>,
     pub(super) limits: Option<Spanned<LimitsTable>>,
     #[serde(default)]

@@ -24,6 +24,7 @@ impl TargetConfig {
             ("keyring", self.keyring != after.keyring),
             ("referrals", self.referrals != after.referrals),
             ("limits", self.limits != after.limits),
+            ("group", self.group != after.group),
             ("discovery", self.discovery != after.discovery),
             ("nbd", self.nbd != after.nbd),
             ("slow-io", self.slow_io != after.slow_io),

@@ -76,6 +76,7 @@ pub(in crate::commands::serve) fn config_from_arguments(
         state_line: IgnoredLineNumber::default(),
         keyring: arguments.keyring.clone(),
         keyring_line: IgnoredLineNumber::default(),
+        group: None,
         discovery: SecurityConfig::default(),
         listeners: listeners.into_iter().map(listener).collect(),
         // Without a listener there is none: the devices are exported over NBD only.
