@@ -14,6 +14,7 @@ mod doctor;
 mod events;
 mod get;
 mod get_set_completion;
+mod group;
 mod help_examples;
 mod identify;
 mod identify_block;
@@ -134,6 +135,8 @@ enum Command {
     Listener(live_objects::ListenerArguments),
     /// Create, change, list or delete NBD exports of a running target.
     Export(live_objects::ExportArguments),
+    /// Show the gateway group of a running target, drain a gateway, or rebalance.
+    Group(group::GroupArguments),
     #[command(hide = true)]
     Complete(get_set_completion::CompleteArguments),
 }
@@ -339,6 +342,7 @@ fn dispatch(
         Ok(CommandLine { command: Command::Host(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Listener(object) }) => object.run(out),
         Ok(CommandLine { command: Command::Export(object) }) => object.run(out),
+        Ok(CommandLine { command: Command::Group(group) }) => group::run_group(&group, out),
         Ok(CommandLine { command: Command::Complete(_) }) => get_set_completion::run_complete(out),
     }
 }

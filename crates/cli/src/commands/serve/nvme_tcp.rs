@@ -11,11 +11,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use tenmil_base::Span;
+use tenmil_drivers::LeaseEnd;
 use tenmil_linux::{Clock, NamedThread};
 use tenmil_rpc::target_config::{NbdListener, TargetConfig};
 use tenmil_rpc::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
-    EventSender, NbdExports, NvmeConnections, RateLimits, RpcError, TargetConfiguration,
+    EventSender, GroupSession, NbdExports, NvmeConnections, RateLimits, RpcError,
+    TargetConfiguration,
 };
 use tenmil_serve::nbd::ExportEvent;
 use tenmil_serve::tcp::{DiscoveryName, Server, ServerConfig, Service, StateDirectory};
@@ -23,7 +25,8 @@ use tenmil_serve::tcp::{DiscoveryName, Server, ServerConfig, Service, StateDirec
 pub(super) use self::config_from_arguments::config_from_arguments;
 pub(super) use self::live_config::ConfigWithText;
 use self::live_config::{
-    ApplyError, ExportContext, LiveConfig, LiveExports, LiveNamespace, LiveSubsystem, TargetContext,
+    ApplyError, ExportContext, GroupMembership, LiveConfig, LiveExports, LiveNamespace,
+    LiveSubsystem, TargetContext,
 };
 use self::ready_message::ready_message;
 use super::event_log;
@@ -44,6 +47,10 @@ use tenmil_devices::tcp::discovery_nqn_and_serial;
 use super::socket_options;
 use tenmil_base::Error;
 
+/// Interval at which the demands of a gateway group are executed.
+const GROUP_INTERVAL: Span = Span::from_ms(5);
+/// Time limit for handing over the ANA groups of a gateway group. After it, their lease ends.
+const LEAVE_MAX: Span = Span::from_ms(1_500);
 /// Time limit of a shutdown, below the 5 seconds after which a service manager kills the process.
 const END_MAX: Span = Span::from_secs(4);
 const END_INTERVAL: Span = Span::from_ms(10);
@@ -90,6 +97,11 @@ pub(super) fn serve_nvme_tcp(
     let hands = devices.clone();
     let published = TargetConfiguration::default();
     let exports = NbdExports::new(Vec::new());
+    let lease_end = LeaseEnd::default();
+    let joined = config.group.as_ref();
+    let joined = joined
+        .map(|group| GroupSession::start(group, &config.subsystems, lease_end.clone(), clock));
+    let (session, group_threads) = joined.transpose()?.unzip();
     let context = TargetContext {
         service: service.clone(),
         server,
@@ -103,6 +115,7 @@ pub(super) fn serve_nvme_tcp(
             reactors: Arc::clone(reactors.registry()),
             published: exports.clone(),
         },
+        group: session.clone().map(|session| GroupMembership { session, lease_end }),
     };
     let mut standing = LiveConfig::new(context);
     standing
@@ -117,6 +130,12 @@ pub(super) fn serve_nvme_tcp(
         .with_part(published.clone())
         .with_part(exports)
         .with_part(hands);
+    let is_in_group = session.is_some();
+    let state = match session {
+        Some(session) => state.with_part(session),
+        None => state,
+    };
+    let watch_interval = if is_in_group { GROUP_INTERVAL } else { WATCH_INTERVAL };
     // The control socket comes last, so that RPC clients see a complete configuration.
     let mut asking = rpc_endpoint::serve_control_socket(state);
     if let Some(announcer) = event_sender(&asking) {
@@ -132,12 +151,18 @@ pub(super) fn serve_nvme_tcp(
         sandbox::log_denied_calls(event_sender(&asking));
         service_manager::keep_alive(reactors);
         standing.handle_device_events();
+        standing.drive_group();
         if let Some((_, relay)) = &mut asking {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
-        tenmil_linux::named_thread::sleep(WATCH_INTERVAL);
+        tenmil_linux::named_thread::sleep(watch_interval);
     }
     service_manager::report_stopping();
+    let leave_by = clock.now().after(LEAVE_MAX);
+    while !standing.leave_group() && clock.now() < leave_by {
+        tenmil_linux::named_thread::sleep(END_INTERVAL);
+    }
+    drop(group_threads);
     shut_down(clock, standing, balanced, &service)
 }
 

@@ -11,6 +11,7 @@
 mod change_requests;
 mod closing_devices;
 mod disk_identity;
+mod gateway_group;
 mod live_exports;
 mod live_subsystem;
 mod reopened_devices;
@@ -35,6 +36,8 @@ use tenmil_serve::tcp::{
 use tenmil_wire::cache_instance::CacheInstance;
 
 use self::closing_devices::ClosingDevices;
+pub(super) use self::gateway_group::GroupMembership;
+use self::gateway_group::LiveGroup;
 use self::live_exports::PreparedExports;
 pub(super) use self::live_exports::{ExportContext, LiveExports};
 use self::live_subsystem::new_subsystem;
@@ -55,6 +58,8 @@ pub(super) struct LiveConfig {
     exports: LiveExports,
     closing: ClosingDevices,
     shared: SharedDevices,
+    /// The gateway group, if the target is in one.
+    group: Option<LiveGroup>,
 }
 
 /// Services that the live configuration uses.
@@ -73,6 +78,8 @@ pub(super) struct TargetContext {
     pub(super) file: Option<PathBuf>,
     /// What NBD exports need.
     pub(super) nbd: ExportContext,
+    /// Membership in a gateway group.
+    pub(super) group: Option<GroupMembership>,
 }
 
 /// Configuration, and the text that it was parsed from.
@@ -135,6 +142,10 @@ impl LiveConfig {
         let (closing, shared) = (ClosingDevices::default(), SharedDevices::default());
         let discovery = SubsystemSecurity::default();
         let (configuration, text, exports) = (None, String::new(), LiveExports::default());
+        let group = context.group.clone().map(LiveGroup::new);
+        if let Some(group) = &group {
+            group.publish_to(&context.service);
+        }
         Self {
             context,
             configuration,
@@ -145,6 +156,7 @@ impl LiveConfig {
             exports,
             closing,
             shared,
+            group,
         }
     }
 
@@ -298,7 +310,7 @@ impl LiveConfig {
         let before = self.current_subsystem(&requested.nqn);
         let subsystem = match before.filter(|before| before.has_same_fixed_properties(requested)) {
             Some(before) => before.subsystem.clone(),
-            None => new_subsystem(requested)?,
+            None => new_subsystem(requested, self.group.is_some())?,
         };
         let mut namespaces: Vec<LiveNamespace> = Vec::new();
         for namespace in &requested.namespaces {
@@ -309,7 +321,11 @@ impl LiveConfig {
                 exported.filter(|it| namespace.is_read_only || !it.requested.is_read_only);
             let served = match open.or(exported) {
                 Some(open) => LiveNamespace { requested: namespace.clone(), ..open.clone() },
-                None => self.open_device(namespace, "nvme-tcp")?,
+                None => match self.open_or_await_device(namespace)? {
+                    Some(served) => served,
+                    // It is added when another gateway of the group, or this one, has opened it.
+                    None => continue,
+                },
             };
             let state = self.context.state.as_ref();
             // A continuing namespace has its reservation keeper already; a new one is checked with its
@@ -324,7 +340,14 @@ impl LiveConfig {
             })?;
             namespaces.push(served);
         }
-        Ok(LiveSubsystem { requested: requested.clone(), subsystem, security, namespaces })
+        let ana_states = self.group.as_ref().map(LiveGroup::ana_states).unwrap_or_default();
+        Ok(LiveSubsystem {
+            requested: requested.clone(),
+            subsystem,
+            security,
+            namespaces,
+            ana_states,
+        })
     }
 
     fn current_subsystem(&self, nqn: &str) -> Option<&LiveSubsystem> {
@@ -365,7 +388,17 @@ impl LiveConfig {
         let identities = opened.identities;
         let cache =
             tenmil_linux::random_id().map(|id| RevocableCacheInstance::new(CacheInstance(id)));
-        Ok(LiveNamespace { requested, description, device, descriptor, cache, handles, identities })
+        let served = Arc::clone(&descriptor) as Arc<dyn BlockDevice>;
+        Ok(LiveNamespace {
+            requested,
+            description,
+            device,
+            descriptor,
+            served,
+            cache,
+            handles,
+            identities,
+        })
     }
 
     /// Publishes the prepared objects, removes the old ones and returns the changes.
@@ -591,6 +624,7 @@ impl From<tenmil_linux::storage_file::FileError> for ApplyError {
 /// Rejects changes of settings that are fixed at start.
 fn check_fixed_settings(before: &TargetConfig, requested: &TargetConfig) -> Result<(), ApplyError> {
     super::connection_limits::check_limits_unchanged(before, requested)?;
+    gateway_group::check_group_unchanged(before, requested)?;
     let refuse = |(found, expected): (String, String), line, key, what: &str| {
         let text = format!("it is {found}, expected {expected} as at start");
         let hint = format!("{what} is taken once: start the process again for another");

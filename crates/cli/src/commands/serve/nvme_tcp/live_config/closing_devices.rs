@@ -38,6 +38,11 @@ impl ClosingDevices {
         });
     }
 
+    /// Whether all are closed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Closes devices until none is left, or the time has passed.
     pub(super) fn close_within(&mut self, clock: &Clock, time: Span) {
         let until = clock.now().after(time);

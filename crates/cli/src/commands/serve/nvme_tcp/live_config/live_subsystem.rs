@@ -27,6 +27,8 @@ pub(in crate::commands::serve::nvme_tcp) struct LiveSubsystem {
     /// What hosts must prove, with the keys as they were read.
     pub(super) security: SubsystemSecurity,
     pub(super) namespaces: Vec<LiveNamespace>,
+    /// ANA states that follow from the owners of a gateway group, the same at each listener.
+    pub(super) ana_states: BTreeMap<u32, AnaState>,
 }
 
 /// Namespace that is served.
@@ -36,6 +38,8 @@ pub(in crate::commands::serve::nvme_tcp) struct LiveNamespace {
     pub(super) description: String,
     pub(super) device: Bdev,
     pub(super) descriptor: Arc<BdevDescriptor>,
+    /// What queues open channels to: the descriptor, or what a gateway group has in front of it.
+    pub(super) served: Arc<dyn BlockDevice>,
     /// Confirms to reconnecting hosts that the write cache of the device is still the same instance.
     pub(super) cache: Option<Arc<RevocableCacheInstance>>,
     pub(super) handles: Vec<DeviceControl>,
@@ -106,7 +110,9 @@ impl LiveSubsystem {
     ) -> BTreeMap<u16, Vec<(u32, AnaState)>> {
         let port = |at: &usize| {
             let paths = self.requested.paths.iter().filter(|path| path.listener == *at);
-            let states = paths.map(|path| (path.ana_group, ana_state(path.access))).collect();
+            let states = paths.map(|path| (path.ana_group, ana_state(path.access)));
+            let of_group = self.ana_states.iter().map(|(group, state)| (*group, *state));
+            let states = states.chain(of_group).collect();
             Some((listeners.get(*at)?.number, states))
         };
         self.requested.listeners.iter().filter_map(port).collect()
@@ -171,6 +177,17 @@ impl LiveSubsystem {
         let TargetContext { service, clock, .. } = context;
         let target_config::SubsystemConfig { nqn, limits, .. } = &self.requested;
         service.set_export_limits(clock.now(), nqn, limits.clone());
+    }
+
+    /// Publishes its ANA states.
+    pub(super) fn update_ana_states(&self, listeners: &[LiveListener], context: &TargetContext) {
+        let change = SubsystemExportUpdate {
+            hosts: self.allowed_hosts(),
+            ports: self.ana_states_by_port(listeners),
+            masks: self.namespace_masks(),
+            security: self.security.clone(),
+        };
+        context.service.update_export(&self.requested.nqn, change);
     }
 
     /// Ends the associations through ports that now require TLS: a connection in the clear must not
@@ -290,7 +307,7 @@ impl LiveNamespace {
             ana_group: self.requested.ana_group,
             is_read_only: self.requested.is_read_only,
             cache: self.cache.clone(),
-            ..NamespaceConfig::new(Arc::clone(&self.descriptor) as Arc<dyn BlockDevice>)
+            ..NamespaceConfig::new(Arc::clone(&self.served))
         }
     }
 
@@ -328,12 +345,15 @@ impl LiveNamespace {
 /// Creates a subsystem without namespaces.
 pub(super) fn new_subsystem(
     requested: &target_config::SubsystemConfig,
+    is_of_group: bool,
 ) -> Result<Subsystem, ApplyError> {
     let config = SubsystemConfig {
         nqn: requested.nqn.clone(),
         model: "tenmil target".to_owned(),
         // As Linux's target: hosts learn of ANA at Identify only, so a state that is set later finds it there.
         ana_groups: target_config::ANA_GROUP_MAX,
+        // They would not hold at the next owner of a namespace.
+        reservations: !is_of_group,
         ..SubsystemConfig::new(
             requested.serial.as_deref().unwrap_or(&serial_number(&requested.nqn)),
             Vec::new(),
