@@ -12,6 +12,7 @@ mod api;
 mod book;
 mod c_library;
 mod ceph;
+mod cluster;
 mod crash;
 mod docs;
 mod fairness;
@@ -60,6 +61,8 @@ enum Task {
     Sim(sim::SimOptions),
     /// Test `rbd:` devices against a Ceph cluster of one node, and measure their speed beside rbd bench and fio.
     Ceph(ceph::CephOptions),
+    /// Test a group of gateways with etcd: kills, pauses, a store that is cut off or lost, drains, restarts.
+    Cluster(cluster::ClusterOptions),
 }
 
 fn main() -> ExitCode {
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Task::Operate(options) => ("operate", operate::run_operate(&options)),
         Task::Sim(options) => ("sim", sim::run_sim(&options)),
         Task::Ceph(options) => ("ceph", ceph::run_ceph(&options)),
+        Task::Cluster(options) => ("cluster", cluster::run_cluster(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,

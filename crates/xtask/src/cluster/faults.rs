@@ -1,0 +1,150 @@
+//! Faults, one in each round.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::gateways::{Gateways, NAMES};
+
+/// Fault of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Fault {
+    /// A gateway is killed, and started again
+    Kill,
+    /// A gateway is stopped (SIGSTOP) beyond its lease, and goes on (SIGCONT)
+    Pause,
+    /// A gateway is cut off from etcd beyond its lease
+    CutOff,
+    /// A gateway is drained, and rebalanced
+    Drain,
+    /// All gateways are ended and started again, one after the other
+    RollingRestart,
+    /// etcd is killed, and started again beyond the lease
+    StoreLoss,
+}
+
+/// Time of the load before the fault, and after it.
+const BEFORE: Duration = Duration::from_secs(2);
+const LOAD_SECONDS: u32 = 16;
+/// Longest I/O of a fault of one gateway, and of one that all gateways suffer from.
+const PAUSE_MAX_NS: u64 = 5_000_000_000;
+const OUTAGE: Duration = Duration::from_secs(5);
+/// Time beyond a lease.
+const BEYOND_LEASE: Duration = Duration::from_secs(6);
+/// The group joins again and opens its devices.
+const STORE_LOSS_MAX_NS: u64 = 15_000_000_000;
+
+impl Fault {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Kill, Self::Pause, Self::CutOff, Self::Drain, Self::RollingRestart, Self::StoreLoss];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "a gateway is killed",
+            Self::Pause => "a gateway is paused",
+            Self::CutOff => "a gateway is cut off from etcd",
+            Self::Drain => "a gateway is drained",
+            Self::RollingRestart => "the gateways are restarted",
+            Self::StoreLoss => "etcd is lost",
+        }
+    }
+}
+
+/// Runs a round. Returns the longest I/O in nanoseconds.
+pub(super) fn run_fault(gateways: &mut Gateways, fault: Fault, seed: u64) -> Result<u64, String> {
+    gateways.wait_until_whole()?;
+    let load = gateways.start_load(LOAD_SECONDS)?;
+    sleep(BEFORE);
+    // The owner of one of the groups: a gateway without a group would not be missed.
+    let group = 1 + seed % 2;
+    let hit = gateways.owner_of(group).ok_or("no gateway owns the ANA group, expected one")?;
+    let is_lease_lost = match fault {
+        Fault::Kill => {
+            gateways.kill_gateway(hit);
+            sleep(BEYOND_LEASE);
+            gateways.start_gateway(hit)?;
+            true
+        }
+        Fault::Pause => {
+            gateways.signal_gateway(hit, "STOP")?;
+            sleep(BEYOND_LEASE);
+            gateways.signal_gateway(hit, "CONT")?;
+            await_lost_lease(gateways, hit)
+        }
+        Fault::CutOff => {
+            gateways.gateway(hit).relay.set_cut(true);
+            sleep(BEYOND_LEASE);
+            gateways.gateway(hit).relay.set_cut(false);
+            await_lost_lease(gateways, hit)
+        }
+        Fault::Drain => {
+            gateways.set_draining(hit, true)?;
+            await_other_owner(gateways, group, hit)?;
+            gateways.set_draining(hit, false)?;
+            true
+        }
+        Fault::RollingRestart => {
+            for at in 0..NAMES.len() {
+                gateways.stop_gateway(at)?;
+                gateways.start_gateway(at)?;
+                gateways.wait_until_whole()?;
+            }
+            true
+        }
+        Fault::StoreLoss => {
+            gateways.restart_etcd(OUTAGE)?;
+            await_lost_lease(gateways, hit)
+        }
+    };
+    let report = load.wait(Duration::from_secs(u64::from(LOAD_SECONDS) + 45))?;
+    if !is_lease_lost {
+        return Err(format!("gateway {} has not noticed that its lease is lost", NAMES[hit]));
+    }
+    let limit = if fault == Fault::StoreLoss { STORE_LOSS_MAX_NS } else { PAUSE_MAX_NS };
+    longest_io(&report, limit)
+}
+
+/// Checks the report of the load. Returns the longest I/O in nanoseconds.
+fn longest_io(report: &str, limit_ns: u64) -> Result<u64, String> {
+    let report: Value = serde_json::from_str(report).map_err(|why| format!("report: {why}"))?;
+    let verified = &report["verified"];
+    let bad = ["foreign_blocks", "misplaced_blocks", "stale_blocks", "torn_blocks"];
+    if report["errors"] != 0 || bad.iter().any(|kind| verified[kind] != 0) {
+        return Err(format!("{} errors, blocks: {verified}", report["errors"]));
+    }
+    if verified["good_blocks"].as_u64().is_none_or(|count| count == 0) {
+        return Err(format!("nothing was verified: {verified}"));
+    }
+    let longest = report["latency_ns"]["max"].as_u64().ok_or("report: no longest latency")?;
+    match longest <= limit_ns {
+        true => Ok(longest),
+        false => Err(format!(
+            "the longest I/O took {} ms, expected {} ms at most",
+            longest / 1_000_000,
+            limit_ns / 1_000_000
+        )),
+    }
+}
+
+fn await_lost_lease(gateways: &Gateways, at: usize) -> bool {
+    await_true(|| gateways.log_of(at).contains("the lease is lost"))
+}
+
+fn await_other_owner(gateways: &Gateways, group: u64, before: usize) -> Result<(), String> {
+    let is_other = || gateways.owner_of(group).is_some_and(|owner| owner != before);
+    match await_true(is_other) {
+        true => Ok(()),
+        false => Err(format!("{} still owns ANA group {group}", NAMES[before])),
+    }
+}
+
+fn await_true(is_true: impl Fn() -> bool) -> bool {
+    for _ in 0..50 {
+        if is_true() {
+            return true;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    false
+}
