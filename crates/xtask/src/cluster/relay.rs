@@ -50,8 +50,7 @@ impl Relay {
 
 fn pass_on(mut from: TcpStream, mut to: TcpStream, is_cut: &AtomicBool) {
     let mut bytes = [0; 16 << 10];
-    loop {
-        let Ok(count) = from.read(&mut bytes) else { break };
+    while let Ok(count) = from.read(&mut bytes) {
         while is_cut.load(Ordering::Acquire) {
             sleep(CHECK_INTERVAL);
         }
