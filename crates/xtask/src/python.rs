@@ -19,7 +19,7 @@ use crate::package::{output_of, run_command, target_directory, version};
   cargo xtask python                                          make the wheel, and test it
   cargo xtask python --python python3.9 --python python3.13   with several versions of Python
   cargo xtask python --no-build --rates                       measure it
-Tests with numpy and pytest need a package index; without one they are skipped.")]
+Tests with numpy, matplotlib and pytest need a package index; without one they are skipped.")]
 pub(crate) struct PythonOptions {
     /// Python to install the wheel for, may be repeated
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
@@ -35,7 +35,7 @@ pub(crate) struct PythonOptions {
 /// The package, in the repository.
 const PACKAGE: &str = "crates/capi/python";
 /// What optional tests need.
-const OPTIONAL: [&str; 2] = ["numpy", "pytest"];
+const OPTIONAL: [&str; 3] = ["numpy", "matplotlib", "pytest"];
 
 /// Makes the wheel and runs its tests; returns false if one fails.
 pub(crate) fn run_python(options: &PythonOptions) -> Result<bool, String> {
@@ -110,7 +110,7 @@ impl Environment {
         run_command("install the wheel", &mut pip(&["--no-index", &wheel]))?;
         let has_optional = output_of("install", &mut pip(&OPTIONAL)).is_ok();
         if !has_optional {
-            println!("python: skipped: tests with {}, which no index has", OPTIONAL.join(" and "));
+            println!("python: skipped: tests with {}, which no index has", OPTIONAL.join(", "));
         }
         Ok(Self { python: at.join("bin/python"), has_optional })
     }

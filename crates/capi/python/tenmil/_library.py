@@ -6,7 +6,7 @@ import ctypes
 import os
 from ctypes import POINTER, c_char_p, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, Tuple
 
 from .errors import TenmilError
 
@@ -129,7 +129,7 @@ class Handle(ctypes.Structure):
     _fields_ = [("id", c_uint64)]
 
 
-def _load() -> Any:
+def _load() -> Tuple[ctypes.CDLL, ctypes.PyDLL]:
     path = os.environ.get("TENMIL_LIBRARY") or str(Path(__file__).with_name("libtenmil.so"))
     return ctypes.CDLL(path), ctypes.PyDLL(path)
 
@@ -137,7 +137,7 @@ def _load() -> Any:
 # Calls that may block release the GIL; those that return at once keep it, which is faster.
 _blocking, _brief = _load()
 
-_FUNCTIONS = {
+_FUNCTIONS: Dict[ctypes.CDLL, Dict[str, Tuple[Any, ...]]] = {
     _blocking: {
         "context_create": (POINTER(ContextOptions), POINTER(Handle)),
         "context_destroy": (Handle,),

@@ -69,7 +69,12 @@ class Batch:
             self._operation = operation
         at = Io.lba.offset // 8
         self._io_words[at : at + count * IO_WORDS : IO_WORDS] = words
-        self._complete(count)
+        try:
+            self._complete(count)
+        except BaseException:
+            # Nobody would take the completions. This waits until the memory is not accessed.
+            self.close()
+            raise
         # The second word is the result, and the status with its class in the upper half.
         ended = self._completion_words[1 : count * COMPLETION_WORDS : COMPLETION_WORDS]
         failed = [index for index, word in enumerate(ended.tolist()) if word >> 32]
@@ -94,7 +99,9 @@ class Batch:
                 queue.sleep()
 
     def close(self) -> None:
-        self.queue.close()
+        """Ends it, which an error other than that of an I/O has done already."""
+        if self.queue.handle is not None:
+            self.queue.close()
 
     def __enter__(self) -> "Batch":
         return self

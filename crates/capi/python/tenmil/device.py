@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Set, Union
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 from . import _library as library
 from ._library import Io, check, functions
@@ -31,11 +31,12 @@ class Context:
 
     def buffer(self, len_bytes: int) -> memoryview:
         """Memory for the data of I/Os, which are not copied. It is freed with its last view."""
-        address = ctypes.c_void_p()
-        check(functions.buffer_alloc(self.handle, len_bytes, address))
-        array = (ctypes.c_ubyte * len_bytes).from_address(address.value)
-        self._memory[address.value] = len_bytes
-        weakref.finalize(array, self._free, address.value)
+        found = ctypes.c_void_p()
+        check(functions.buffer_alloc(self.handle, len_bytes, found))
+        address = found.value or 0
+        array = (ctypes.c_ubyte * len_bytes).from_address(address)
+        self._memory[address] = len_bytes
+        weakref.finalize(array, self._free, address)
         return memoryview(array).cast("B")
 
     def _free(self, address: int) -> None:
@@ -82,7 +83,7 @@ class Device:
         self.uri = uri
         self.handle = library.Handle()
         self._queues: Set[Queue] = set()
-        self._idle: List[tuple[Queue, memoryview, int]] = []
+        self._idle: List[Tuple[Queue, memoryview, int]] = []
         self._counts: Dict[str, List[int]] = {}
         self._lock = threading.Lock()
         check(functions.open(context.handle, uri.encode(), flags, self.handle))
@@ -96,7 +97,7 @@ class Device:
         check(functions.device_get_info(self.handle, found))
         info: Dict[str, Any] = {
             name: getattr(found, name)
-            for name, _ in library.DeviceInfo._fields_
+            for name in (field[0] for field in library.DeviceInfo._fields_)
             if name not in ("size", "reserved")
         }
         info["durability"] = library.DURABILITIES[found.durability]
@@ -108,7 +109,7 @@ class Device:
     @property
     def size(self) -> int:
         """Bytes of the device."""
-        return self.info()["block_count"] * self.block_size
+        return int(self.info()["block_count"]) * self.block_size
 
     def statistics(self) -> Dict[str, Dict[str, int]]:
         """Numbers of I/Os, bytes and errors since the device was opened, by operation."""
@@ -252,7 +253,11 @@ class _Call:
             self.address = address_of(self.buffer)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self.queue.in_flight() > 0:
+            # Interrupted: nobody would take the completion. This waits until the memory is not accessed.
+            self.queue.close()
+            return
         self.queue.detach()
         self.device._idle.append((self.queue, self.buffer, self.address))
 
@@ -269,7 +274,7 @@ class _Call:
         self.queue.run(io, 0)
 
 
-def _blocks(device: Device, offset: int, len_bytes: int) -> "tuple[int, int]":
+def _blocks(device: Device, offset: int, len_bytes: int) -> Tuple[int, int]:
     """First block and number of blocks of a range of bytes."""
     size = device.block_size
     if offset % size or len_bytes % size:

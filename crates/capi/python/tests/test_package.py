@@ -2,10 +2,15 @@
 
 import array
 import asyncio
+import contextlib
 import gc
+import io
+import json
 import os
 import threading
 import unittest
+from pathlib import Path
+from unittest import mock
 
 import tenmil
 
@@ -13,6 +18,10 @@ try:
     import numpy
 except ImportError:
     numpy = None
+try:
+    import matplotlib
+except ImportError:
+    matplotlib = None
 
 
 class Devices(unittest.TestCase):
@@ -84,6 +93,17 @@ class Devices(unittest.TestCase):
             for thread in threads:
                 thread.join()
             self.assertEqual(device.statistics()["write"]["ios"], 800)
+
+    def test_interrupted_calls_leave_nothing_in_flight(self):
+        with tenmil.open("delay:[ram:1m]?read=50ms") as device:
+            device.write(0, b"x" * 512)
+            with mock.patch.object(tenmil.Queue, "sleep", side_effect=KeyboardInterrupt):
+                with self.assertRaises(KeyboardInterrupt):
+                    device.read(0, 512)
+                with self.assertRaises(KeyboardInterrupt), tenmil.Batch(device, 4, 512) as batch:
+                    batch.read(range(4))
+            self.assertEqual(device.read(0, 512), b"x" * 512)
+            self.assertEqual(device.read(512, 512), bytes(512))
 
     def test_other_threads_run_while_one_waits(self):
         with tenmil.open("delay:[ram:1m]?read=300ms") as device:
@@ -190,6 +210,21 @@ class Servers(unittest.TestCase):
                 self.assertEqual(other.size, 2 << 20)
         with self.assertRaisesRegex(ValueError, "protocol is 'iscsi'"):
             tenmil.Server(["ram:1m"], protocol="iscsi")
+
+
+class Notebooks(unittest.TestCase):
+    @unittest.skipIf(matplotlib is None or numpy is None, "matplotlib is not installed")
+    def test_notebook_draws_a_histogram(self):
+        matplotlib.use("svg")
+        notebook = Path(__file__).parents[1] / "examples" / "latency.ipynb"
+        cells = json.loads(notebook.read_text())["cells"]
+        code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        names = {}
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            for cell in code:
+                exec(cell, names)
+        self.assertIn("p99.9: ", printed.getvalue())
+        self.assertEqual(sum(patch.get_height() for patch in names["plot"].gca().patches), names["READS"])
 
 
 if __name__ == "__main__":
