@@ -19,9 +19,7 @@ use base64ct::{Base64, Encoding};
 use serde_json::{Value, json};
 use served::ServeProcess;
 use tenmil_base::Span;
-use tenmil_group::{
-    Condition, LeaseId, MemoryStore, Put, StoreOperation, StoreReply, Transaction,
-};
+use tenmil_group::{Condition, LeaseId, MemoryStore, Put, StoreOperation, StoreReply, Transaction};
 
 const TENMIL: &str = env!("CARGO_BIN_EXE_tenmil");
 const NQN: &str = "nqn.2026-01.org.tenmil:disks";
@@ -237,11 +235,12 @@ fn hosts_go_on_when_a_gateway_is_drained_and_when_one_is_killed() {
     let line = format!("{TENMIL} serve {disks} -l tcp://127.0.0.1:0 --nqn {BACKEND}");
     let backend = ServeProcess::start_shell_line(&line);
     let etcd = EtcdModel::start();
-    let start =
-        |member| Gateway::start(root.path(), member, etcd.address, &address_of(&backend));
+    let start = |member| Gateway::start(root.path(), member, etcd.address, &address_of(&backend));
     let a = start("a");
     a.await_owners(["a", "a"]);
     let b = start("b");
+    // It gets its share at once, and not when hosts have had the time to connect.
+    b.served.stdout_of_rpc_command("group rebalance");
     b.await_owners(["a", "b"]);
     let found = b.served.command(&["discover", &format!("tcp://{}", b.address)]).output().unwrap();
     let found = String::from_utf8(found.stdout).unwrap();

@@ -2,7 +2,8 @@
 //! same.
 //!
 //! The numbers of groups of two members differ by one at most. A group moves only if its owner is gone, is
-//! draining, cannot open its devices, or has more than its share.
+//! draining, cannot open its devices, or has more than its share. It does not move to a member that has just
+//! joined, to which hosts have not connected yet, unless there is no other.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +14,18 @@ pub(crate) fn assign_groups(
     members: &BTreeMap<String, MemberRecord>,
     owners: &BTreeMap<u32, Option<String>>,
 ) -> BTreeMap<u32, Option<String>> {
-    let mut eligible: Vec<&str> =
-        members.iter().filter(|(_, it)| !it.is_draining).map(|(name, _)| name.as_str()).collect();
+    let owns = |name: &str| owners.values().any(|owner| owner.as_deref() == Some(name));
+    let names_of = |is_eligible: &dyn Fn(&str, &MemberRecord) -> bool| -> Vec<&str> {
+        let found = members.iter().filter(|(name, member)| is_eligible(name, member));
+        found.map(|(name, _)| name.as_str()).collect()
+    };
+    let mut eligible = names_of(&|name, it| !it.is_draining && (it.is_settled || owns(name)));
+    if eligible.is_empty() {
+        eligible = names_of(&|_, it| !it.is_draining);
+    }
     // If all are draining, the groups stay where they are.
     if eligible.is_empty() {
-        eligible = members.keys().map(String::as_str).collect();
+        eligible = names_of(&|_, _| true);
     }
     let may_open = |name: &str, group: u32| {
         members.get(name).is_some_and(|member| !member.refused.contains(&group))
@@ -48,11 +56,13 @@ pub(crate) fn assign_groups(
     for group in unassigned {
         let candidates = counts.iter().filter(|(name, _)| may_open(name, group));
         let least = candidates.min_by_key(|(name, count)| (**count, **name)).map(|(name, _)| *name);
-        // A member that is draining is better than none.
+        // A member that has just joined, or is draining, is better than none.
         let other = || {
             let stays = owners.get(&group).and_then(Option::as_deref);
             let stays = stays.filter(|name| may_open(name, group));
-            stays.or_else(|| members.keys().map(String::as_str).find(|name| may_open(name, group)))
+            let able = || members.iter().filter(|(name, _)| may_open(name, group));
+            let least = able().min_by_key(|(name, it)| (it.is_draining, *name));
+            stays.or_else(|| least.map(|(name, _)| name.as_str()))
         };
         if let Some(name) = least.or_else(other) {
             *counts.entry(name).or_default() += 1;
@@ -83,7 +93,8 @@ mod tests {
     use super::{MemberRecord, assign_groups};
 
     fn members(names: &[&str]) -> BTreeMap<String, MemberRecord> {
-        names.iter().map(|name| ((*name).to_owned(), MemberRecord::default())).collect()
+        let settled = MemberRecord { is_settled: true, ..MemberRecord::default() };
+        names.iter().map(|name| ((*name).to_owned(), settled.clone())).collect()
     }
 
     fn owners(list: &[(u32, &str)]) -> BTreeMap<u32, Option<String>> {
@@ -104,6 +115,21 @@ mod tests {
         let assigned = assign_groups(&members(&["a", "b", "c"]), &before);
         let moved = assigned.iter().filter(|(group, owner)| before[*group] != **owner);
         assert_eq!(moved.collect::<Vec<_>>(), [(&4, &Some("c".to_owned()))]);
+    }
+
+    #[test]
+    fn member_that_has_just_joined_gets_groups_only_if_there_is_no_other() {
+        let mut all = members(&["a", "b"]);
+        all.get_mut("b").unwrap().is_settled = false;
+        let before = owners(&[(1, "a"), (2, "a"), (3, "")]);
+        assert_eq!(assign_groups(&all, &before), owners(&[(1, "a"), (2, "a"), (3, "a")]));
+        all.get_mut("a").unwrap().is_draining = true;
+        assert_eq!(assign_groups(&all, &before), owners(&[(1, "b"), (2, "b"), (3, "b")]));
+        // It keeps what it has got, though others have settled.
+        all.get_mut("a").unwrap().is_draining = false;
+        let later = owners(&[(1, "b"), (2, "b"), (3, "b")]);
+        let assigned = assign_groups(&all, &later);
+        assert_eq!(assigned.values().filter(|owner| owner.as_deref() == Some("b")).count(), 2);
     }
 
     #[test]

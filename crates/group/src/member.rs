@@ -15,6 +15,8 @@
 
 mod evaluate;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -38,6 +40,8 @@ pub struct Member {
     lease: Option<LeaseId>,
     /// Lease that was lost, and is not revoked until every device is closed.
     lost_lease: Option<LeaseId>,
+    /// Lease that is being revoked, and when that is tried next.
+    revoked_lease: Option<(LeaseId, Instant)>,
     /// When the lease ends by this member's clock; the past if there is none.
     serving_until: Instant,
     /// When the next renewal is sent.
@@ -49,6 +53,9 @@ pub struct Member {
     own_slots: BTreeSet<u16>,
     is_draining: bool,
     is_leaving: bool,
+    /// When hosts have had the time to connect; [`Instant::NEVER`] before the member has joined.
+    settles_at: Instant,
+    is_settled: bool,
     /// Groups whose devices could not be opened, and until when they are not tried again.
     refused: BTreeMap<u32, Instant>,
     phases: BTreeMap<u32, GroupPhase>,
@@ -187,6 +194,8 @@ pub enum Action {
 const READ_INTERVAL: Span = Span::from_secs(1);
 /// Time after an operation without a reply, or a conflict, until the next attempt.
 const RETRY: Span = Span::from_ms(100);
+/// Time in which hosts connect to a member that has joined: the usual reconnect interval of Linux is 10 s.
+const SETTLE: Span = Span::from_secs(15);
 /// Time for which a group is not tried again that could not be opened.
 const REFUSE: Span = Span::from_secs(10);
 /// Largest number of renewals without a reply.
@@ -206,6 +215,7 @@ impl Member {
             state: MemberState::AwaitingLease,
             lease: None,
             lost_lease: None,
+            revoked_lease: None,
             serving_until: Instant::default(),
             renew_at: Instant::default(),
             renewals_in_flight: 0,
@@ -213,6 +223,8 @@ impl Member {
             own_slots: BTreeSet::new(),
             is_draining: false,
             is_leaving: false,
+            settles_at: Instant::NEVER,
+            is_settled: false,
             refused: BTreeMap::new(),
             phases,
             snapshot: Snapshot::default(),
@@ -250,8 +262,20 @@ impl Member {
         match self.state {
             MemberState::AwaitingLease => self.request_lease(now),
             MemberState::AwaitingClose => self.rejoin_when_closed(),
-            MemberState::Left => return,
             _ => {}
+        }
+        if let Some((lease, at)) = self.revoked_lease
+            && now >= at
+        {
+            self.revoked_lease = Some((lease, Instant::NEVER));
+            let _ = self.send(now, StoreOperation::Revoke(lease));
+        }
+        if self.state == MemberState::Left {
+            return;
+        }
+        if !self.is_settled && now >= self.settles_at {
+            self.is_settled = true;
+            self.handle_change(now);
         }
         self.refused.retain(|_, until| *until > now);
         if let Some(lease) = self.lease
@@ -274,12 +298,14 @@ impl Member {
     #[must_use]
     pub fn next_step_at(&self) -> Instant {
         let read = if self.pending.is_none() { self.read_at } else { Instant::NEVER };
-        match (self.state, self.lease) {
+        let revocation = self.revoked_lease.map_or(Instant::NEVER, |(_, at)| at);
+        let next = match (self.state, self.lease) {
             (MemberState::AwaitingLease, _) => self.renew_at,
             (MemberState::AwaitingClose | MemberState::Left, _) => Instant::NEVER,
             (_, Some(_)) => self.renew_at.min(read).min(self.serving_until),
             (_, None) => read,
-        }
+        };
+        next.min(revocation)
     }
 
     /// Handles the reply to an operation. Every operation has one.
@@ -296,7 +322,7 @@ impl Member {
         match operation {
             StoreOperation::Grant { .. } => self.handle_grant(now, sent, reply),
             StoreOperation::Renew(lease) => self.handle_renewal(now, sent, lease, &reply),
-            StoreOperation::Revoke(_) => {}
+            StoreOperation::Revoke(lease) => self.handle_revocation(now, lease, &reply),
             StoreOperation::Read => match reply {
                 StoreReply::Snapshot(snapshot) => {
                     self.snapshot = snapshot;
@@ -366,9 +392,10 @@ impl Member {
         self.handle_change(now);
     }
 
-    /// Ends [`drain`](Self::drain): this member owns its share of the groups again.
+    /// Ends [`drain`](Self::drain): this member owns its share of the groups again, also if it has just joined.
     pub fn rebalance(&mut self, now: Instant) {
         self.is_draining = false;
+        self.is_settled = true;
         self.refused.clear();
         self.handle_change(now);
     }
@@ -468,6 +495,7 @@ impl Member {
         }
         self.serving_until = Instant::default();
         self.renewals_in_flight = 0;
+        (self.settles_at, self.is_settled) = (Instant::NEVER, false);
         self.state = MemberState::AwaitingClose;
         // What is being fenced or opened is closed after that.
         let is_open =
@@ -491,10 +519,19 @@ impl Member {
         self.state = if self.is_leaving { MemberState::Left } else { MemberState::AwaitingLease };
     }
 
+    /// Ends the lease in the store. Until that has succeeded, the name of this member is in use.
     fn revoke_lost_lease(&mut self) {
         if let Some(lease) = self.lost_lease.take() {
-            let id = self.next_operation_id();
-            self.lease_operations.push_back((id, StoreOperation::Revoke(lease)));
+            self.revoked_lease = Some((lease, Instant::default()));
+        }
+    }
+
+    fn handle_revocation(&mut self, now: Instant, lease: LeaseId, reply: &StoreReply) {
+        let is_it = self.revoked_lease.is_some_and(|(revoked, _)| revoked == lease);
+        match reply {
+            _ if !is_it => {}
+            StoreReply::Unknown(_) => self.revoked_lease = Some((lease, now.after(RETRY))),
+            _ => self.revoked_lease = None,
         }
     }
 
@@ -531,6 +568,7 @@ impl Member {
             slot: self.slot,
             addresses: self.config.addresses.clone(),
             is_draining: self.is_draining || self.is_leaving,
+            is_settled: self.is_settled,
             refused: self.refused.keys().copied().collect(),
         }
     }

@@ -24,6 +24,9 @@ pub struct MemberRecord {
     /// Whether it shall own no ANA group.
     #[serde(default)]
     pub is_draining: bool,
+    /// Whether hosts have had the time to connect to it: others hand over ANA groups to it.
+    #[serde(default)]
+    pub is_settled: bool,
     /// ANA groups whose devices it cannot open now.
     #[serde(default)]
     pub refused: Vec<u32>,

@@ -22,7 +22,7 @@ use tenmil_linux::Clock;
 use tenmil_rpc::{EtcdStore, EtcdUrl};
 
 use crate::operate::Report;
-use faults::{Fault, run_fault};
+use faults::{Fault, check_median, run_fault};
 use gateways::Gateways;
 
 /// Directory of all files.
@@ -68,15 +68,8 @@ pub(crate) fn run_cluster(options: &ClusterOptions) -> Result<bool, String> {
             report.check(&format!("{}, round {round}", fault.name()), text.map_err(String::clone));
             pauses.extend(found.ok());
         }
-        pauses.sort_unstable();
-        if let (Some(median), Some(most)) = (pauses.get(pauses.len() / 2), pauses.last()) {
-            let count = pauses.len();
-            let (median, most) = (median / 1_000_000, most / 1_000_000);
-            println!(
-                "        {}: longest I/O: median of {count} {median} ms, at most {most} ms",
-                fault.name()
-            );
-        }
+        let what = format!("median of the longest I/O, {}", fault.name());
+        report.check(&what, check_median(fault, pauses));
     }
     Ok(report.print_summary())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tenmil_base::Instant;
 
-use super::{Action, GroupPhase, InjectedBug, Member, MemberState, OpenedGroup};
+use super::{Action, GroupPhase, InjectedBug, Member, MemberState, OpenedGroup, SETTLE};
 use crate::assignment::assign_groups;
 use crate::records::{
     self, GroupRecord, MemberRecord, Owner, SLOT_KEY, SLOTS, encode, group_key, member_key,
@@ -29,6 +29,7 @@ impl Member {
                 self.state = MemberState::Joined;
                 self.slot = record.slot;
                 self.own_slots.insert(record.slot);
+                self.settles_at = now.after(SETTLE);
                 self.evaluate_groups(now);
             }
             Some(_) => self.state = MemberState::AwaitingName,

@@ -47,6 +47,9 @@ pub(super) struct IoQueue {
     /// Whether outstanding writes of the devices are fenced when the queue stops.
     is_fenced: bool,
     stop_timer: DrainAfterStopTimer,
+    /// Whether a channel may have been replaced since an iteration without work, which closes it: an idle
+    /// queue would keep its device open.
+    may_have_retired_channels: bool,
 }
 
 /// Tracks how long the devices take to drain after the queue was stopped.
@@ -104,6 +107,7 @@ impl IoQueue {
                 quiesce: limits.quiesce,
                 is_reported: false,
             },
+            may_have_retired_channels: false,
         })
     }
 
@@ -191,6 +195,7 @@ impl IoQueue {
             && !has_commands
             && !self.is_stopping()
             && !self.executor.wants_iteration()
+            && !self.may_have_retired_channels
         {
             return 0;
         }
@@ -215,6 +220,7 @@ impl IoQueue {
         }
         if count == 0 {
             self.executor.close_retired_channels();
+            self.may_have_retired_channels &= !self.is_idle();
         } else {
             let executing = self.executor.executing_count();
             self.share.set_commands(self.outstanding_commands(), executing);
@@ -370,6 +376,7 @@ impl IoQueue {
                 QueueCommand::Stop => self.stop_commands(now),
                 // And the current poll is the one that was requested.
                 QueueCommand::Poll => {
+                    self.may_have_retired_channels = true;
                     self.executor.poll_preempted_writes();
                     self.fetch_slow_io(commands);
                     self.fetch_limiters(commands);

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{Error, Instant, Stream};
+use tenmil_base::{BlockDevice, Error, Instant, Stream};
 use tenmil_dma::RegionTable;
 use tenmil_nvme_auth::{DhExecutor, TlsPsk};
 use tenmil_nvme_controller::controller::NamespaceConfig;
@@ -271,6 +271,18 @@ impl Service {
             .ok_or_else(|| format!("add namespace: {nqn} is not exported"))
             .map_err(Error::environment)?;
         export.add_namespace(config)
+    }
+
+    /// Replaces the device of a namespace, whose identity stays. Queues close their channels to the former one
+    /// when its commands have completed. Returns false if there is no such namespace.
+    pub fn replace_namespace_device(
+        &self,
+        nqn: &str,
+        nsid: u32,
+        device: Arc<dyn BlockDevice>,
+    ) -> bool {
+        let export = self.lock_state().exports.get(nqn).cloned();
+        export.is_some_and(|export| export.replace_namespace_device(nsid, device))
     }
 
     /// Sets the unique NQN of the discovery service, which distinguishes it from others; the

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use tenmil_base::{Instant, Random};
+use tenmil_base::{BlockDevice, Instant, Random};
 use tenmil_nvme_auth::TlsPsk;
 use tenmil_nvme_controller::IoStatsTable;
 use tenmil_nvme_controller::controller::{
@@ -430,6 +430,14 @@ impl SubsystemExport {
             association.lock_transport().end_association(AssociationEndReason::CredentialsRevoked);
         }
         Ok(())
+    }
+
+    /// Replaces the device of a namespace. Queues without commands are polled: they close their channels to the
+    /// former device.
+    pub(super) fn replace_namespace_device(&self, nsid: u32, device: Arc<dyn BlockDevice>) -> bool {
+        let is_replaced = self.subsystem.replace_namespace_device(nsid, device);
+        self.associations().iter().for_each(|one| one.lock_transport().poll_queues());
+        is_replaced
     }
 
     /// Sets the first and the last controller identifier of dynamic controllers. If they change, all

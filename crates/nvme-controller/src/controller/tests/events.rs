@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use tenmil_base::Durability;
 use tenmil_wire::admin::{AsynchronousEventRequest, FirmwareCommit, GetLogPage, SetFeatures};
 use tenmil_wire::admin::{CommitAction, FirmwareImageDownload};
 use tenmil_wire::feature::Feature;
 use tenmil_wire::log::LogPage;
 use tenmil_wire::{Status, TypedCommand};
 
-use super::fixture::{ControllerFixture, FakeBlockDevice, completed_result};
+use super::fixture::{ControllerFixture, EVERYTHING, FakeBlockDevice, completed_result};
 use crate::controller::transport_interface::{AdminOutcome, InvalidDoorbell};
 use crate::controller::{
     AnaState, ControllerConfig, NamespaceConfig, SensorReadings, firmware_image,
@@ -132,7 +133,8 @@ fn replaced_device_is_announced_only_if_the_size_changes() {
     let same = Arc::new(FakeBlockDevice::new());
     assert!(bench.subsystem.replace_namespace_device(1, same));
     assert_eq!(next_event_dword(&mut bench), None);
-    let smaller = Arc::new(FakeBlockDevice::with_geometry(512, 8, &EVERYTHING, Durability::VolatileCache));
+    let smaller =
+        Arc::new(FakeBlockDevice::with_geometry(512, 8, &EVERYTHING, Durability::VolatileCache));
     let before = bench.subsystem.lock_state().records[&1].identity;
     assert!(bench.subsystem.replace_namespace_device(1, smaller));
     assert_eq!(next_event_dword(&mut bench), Some(0x4_0002));

@@ -307,7 +307,8 @@ impl LiveConfig {
         let found = stood.namespaces.iter_mut().find(|it| it.requested.nsid == nsid);
         match found {
             Some(before) => {
-                stood.subsystem.replace_namespace_device(nsid, Arc::clone(&served.served));
+                let device = Arc::clone(&served.served);
+                self.context.service.replace_namespace_device(&stood.requested.nqn, nsid, device);
                 *before = served;
             }
             None => {
