@@ -1,7 +1,10 @@
 //! `tenmil perf`: runs I/O workloads and reports IOPS and latency.
 
+mod fio_job;
+
 use std::io::{IsTerminal, Write};
 use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,6 +14,7 @@ use clap::{Args, Command, FromArgMatches};
 use tenmil_base::{Error, ErrorCategory, Span};
 use tenmil_dma::CommandStore;
 use tenmil_linux::kernel_files::KernelFiles;
+use tenmil_linux::storage_file::read_text;
 use tenmil_linux::{Clock, CpuList};
 use tenmil_reactor::PollMode;
 use tenmil_reactor::thread_scheduler::Options;
@@ -38,6 +42,11 @@ pub(super) struct PerfArguments {
     #[arg(help = DEVICES)]
     #[arg(value_name = "URI", value_parser = parse_uri)]
     uris: Vec<Uri>,
+
+    /// Run the jobs of a job file of fio, one after the other. Options of fio that are not known are
+    /// refused; docs/user/perf.md lists those that are
+    #[arg(long, value_name = "FILE", help_heading = LOAD, conflicts_with_all = SET_BY_JOBS)]
+    fio_job: Option<PathBuf>,
 
     /// Queue depth: I/Os in flight per device and submitting thread [default: 128, or the maximum of
     /// the device if that is smaller]
@@ -221,7 +230,7 @@ pub(super) struct PerfArguments {
     json: Option<String>,
 
     /// Write a self-contained HTML report
-    #[arg(long, value_name = "FILE", help_heading = REPORTS)]
+    #[arg(long, value_name = "FILE", help_heading = REPORTS, conflicts_with = "fio_job")]
     html: Option<String>,
 
     #[command(flatten)]
@@ -238,6 +247,43 @@ Emulated SSDs: emu:null, emu:ram, emu:file:PATH, emu:model:p4600 or emu:model:p4
 with ?count=, size=, block=, queue-size=, queues=, doorbell-cost=; or any block device: null:, \
 ram:1g, file:PATH?size=1g, model:p4600, and devices built on others: KIND:[URI],[URI] [default: \
 emu:null?count=21]";
+
+/// Arguments that a job file replaces.
+const SET_BY_JOBS: [&str; 33] = [
+    "uris",
+    "depth",
+    "io_size",
+    "bssplit",
+    "pattern",
+    "rwmixread",
+    "time",
+    "warm_up",
+    "number_ios",
+    "queue_pairs",
+    "cores",
+    "device_cores",
+    "poll",
+    "scheduler",
+    "governor",
+    "rate",
+    "arrivals",
+    "zipf",
+    "block",
+    "queue_map",
+    "block_scheduler",
+    "limit_iops",
+    "limit_bytes",
+    "verify",
+    "seed",
+    "no_doorbell_batching",
+    "cq_doorbell",
+    "command_store",
+    "shadow_doorbells",
+    "no_huge_pages",
+    "baseline",
+    "ram",
+    "null_blk",
+];
 
 const LOAD: &str = "Workload";
 const TECHNIQUES: &str = "Driver";
@@ -262,6 +308,7 @@ Examples:
   tenmil perf /tmp/disk -w randwrite --overwrite
   tenmil perf 'emu:null?count=21' --block mq       the same driver under the block layer
   tenmil perf --null-blk --html null-blk.html      queues and a lock, by number of threads
+  tenmil perf --fio-job job.fio                    the jobs of a job file of fio
   tenmil perf emu:null --json | jq .iops
 
 Without link-time optimization: cargo run --profile release-no-lto -- perf
@@ -274,6 +321,9 @@ pub(super) fn run_perf(
     engines: &CommandEngines,
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
+    if let Some(file) = &arguments.fio_job {
+        return run_fio_jobs(file, arguments, engines, out);
+    }
     let mut options = arguments.options();
     if command == "tenmil perf" {
         options = options.with_default_baseline_and_report();
@@ -313,15 +363,54 @@ pub(super) fn run_perf(
     }
 }
 
+/// Runs the jobs of a file and prints the report of each. Ends after the first one with errors.
+fn run_fio_jobs(
+    file: &Path,
+    arguments: &PerfArguments,
+    engines: &CommandEngines,
+    out: &mut dyn Write,
+) -> Result<ExitCode, Error> {
+    let refuse = |why: Error| why.with_context(format!("perf --fio-job {}", file.display()));
+    let text = read_text(file).map_err(|why| refuse(Error::usage(why.to_string())))?;
+    let jobs = fio_job::parse_jobs(&text).map_err(refuse)?;
+    let parsed = jobs.iter().map(|job| {
+        let of_job = |why: Error| refuse(why.with_context(format!("job {}", job.name)));
+        parse_arguments(&job.words).map_err(of_job)
+    });
+    // All are checked before the first one runs.
+    let parsed = parsed.collect::<Result<Vec<_>, _>>()?;
+    if let Some(json) = arguments.json.as_deref().filter(|json| !json.is_empty() && jobs.len() > 1)
+    {
+        let text = format!("--json={json}: the file has {} jobs, expected one", jobs.len());
+        return Err(refuse(Error::usage(text)));
+    }
+    for (job, mut own) in jobs.iter().zip(parsed) {
+        let command = format!("tenmil perf {}", job.words.join(" "));
+        own.json.clone_from(&arguments.json);
+        own.overwrite = arguments.overwrite;
+        own.control = arguments.control.clone();
+        if own.json.is_none() {
+            write_stdout(out, &format!("job {}: {command}\n\n", job.name))?;
+        }
+        let code = run_perf(&own, &command, engines, out)?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The options that the argument list `words` stands for.
 pub(crate) fn parse_options(words: &[String]) -> Result<PerfOptions, Error> {
+    parse_arguments(words).map(|arguments| arguments.options())
+}
+
+fn parse_arguments(words: &[String]) -> Result<PerfArguments, Error> {
     let mut command = PerfArguments::augment_args(Command::new("perf"));
     let matches = command
         .try_get_matches_from_mut(core::iter::once("perf").chain(words.iter().map(String::as_str)));
     let parsed = matches.and_then(|matches| PerfArguments::from_arg_matches(&matches));
-    parsed
-        .map(|arguments| arguments.options())
-        .map_err(|error| usage_errors::usage_error(&error, &command, &[]))
+    parsed.map_err(|error| usage_errors::usage_error(&error, &command, &[]))
 }
 
 /// Runs the engine until it ends or Ctrl-C, with a progress line if standard error is a terminal.
@@ -366,7 +455,7 @@ fn exit_code(result: &PerfResult) -> ExitCode {
 impl PerfArguments {
     /// Whether the workload writes nothing, so that no file is created or grown.
     pub(super) fn creates_and_grows_no_file(&self) -> bool {
-        !self.pattern.has_writes()
+        !self.pattern.has_writes() && self.fio_job.is_none()
     }
 
     fn options(&self) -> PerfOptions {

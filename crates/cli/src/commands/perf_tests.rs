@@ -145,3 +145,28 @@ fn failed_engine_leaves_no_empty_report_file() {
     assert_eq!(refused.category.exit_code(), 3);
     assert!(!page.exists());
 }
+
+#[test]
+fn jobs_of_fio_run_one_after_the_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("jobs.fio");
+    let jobs = "[global]\nfilename=null\\:\nruntime=2\n[one]\niodepth=4\n[two]\nstonewall\nbs=8k\n";
+    tenmil_linux::storage_file::create_text(&file, jobs).unwrap();
+    let file = file.display().to_string();
+    let engines = engines_with_perf(|_, _, _| Ok(sample_result()));
+    let (text, code) = run_and_capture(&["--fio-job", &file], &engines).unwrap();
+    assert_eq!(code, ExitCode::SUCCESS);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("job ")).collect();
+    assert_eq!(
+        lines,
+        ["job one: tenmil perf -t 2 -q 4 null:", "job two: tenmil perf -t 2 -o 8k null:"]
+    );
+    let failing = engines_with_perf(|_, _, _| Ok(failed_sample_result()));
+    let (text, code) = run_and_capture(&["--fio-job", &file], &failing).unwrap();
+    assert_ne!(code, ExitCode::SUCCESS);
+    assert!(!text.contains("job two"), "the first one has failed");
+    let error = run_and_capture(&["--fio-job", &file, "-q", "8"], &engines).unwrap_err().text;
+    assert!(error.contains("--fio-job"), "{error}");
+    let error = run_and_capture(&["--fio-job", "/nonexistent"], &engines).unwrap_err().text;
+    assert!(error.starts_with("perf --fio-job /nonexistent: "), "{error}");
+}
