@@ -153,12 +153,13 @@ fn associations_end_when_the_controller_identifiers_change() {
     rig.service.set_gateway_group(group(None));
     rig.run_until_idle();
     assert_eq!(rig.service.association_count(), 0);
-    let refused = rig.open_connection(admin_config());
-    let data = connect_data(CNTLID_DYNAMIC);
-    let status = rig.execute_connect(refused, &admin_connect(), &data).status();
-    assert_eq!(status, Status::CONNECT_CONTROLLER_BUSY);
+    let waiting = rig.open_connection(admin_config());
+    let tag = rig.submit_connect(waiting, &admin_connect(), &connect_data(CNTLID_DYNAMIC));
+    assert!(!rig.lines[waiting].done.contains_key(&tag), "it waits for the gateway to join");
     rig.service.set_gateway_group(group(Some((300, 399))));
-    assert_eq!(rig.connect_admin_queue().1, 300);
+    (0..5).for_each(|_| rig.advance_time(Span::from_ms(100)));
+    let completion = rig.lines[waiting].done.remove(&tag).expect("it has joined").0;
+    assert_eq!((completion.status(), completion.dw0() & 0xffff), (Status::SUCCESS, 300));
 }
 
 /// Completion of a Cross-Controller Reset while a write of this latency is outstanding, and the
