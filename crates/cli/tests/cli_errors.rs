@@ -226,11 +226,11 @@ fn unknown_word_is_rejected_with_the_known_ones() {
     for (line, expected) in [
         (
             "",
-            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener or export",
+            "no command is given, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener, export or group",
         ),
         (
             "prf",
-            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener or export",
+            "no command `prf`, expected perf, reproduce, list, bind, unbind, doctor, identify, discover, timeouts, copy, serve, proxy, get, set, events, iostat, mirror, pool, volume, key, support-bundle, top, completions, man, config, apply, reload, subsystem, namespace, host, listener, export or group",
         ),
         (
             "perf -w backwards",

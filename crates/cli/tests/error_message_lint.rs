@@ -36,6 +36,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
             files(&path, found);
         } else if name.ends_with(".rs")
             && !is_tests
+            && !name.ends_with("_conformance.rs")
             && !["simulation.rs", "fuzz.rs"].contains(&name)
         {
             found.push(path);

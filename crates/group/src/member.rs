@@ -132,6 +132,22 @@ pub enum MemberState {
     Left,
 }
 
+impl MemberState {
+    /// Its name in messages and in the API.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AwaitingLease => "awaiting a lease",
+            Self::AwaitingName => "awaiting the end of another lease of this name",
+            Self::AwaitingEntry => "joining",
+            Self::Joined => "member",
+            Self::AwaitingClose => "lease lost, closing devices",
+            Self::Leaving => "leaving",
+            Self::Left => "left",
+        }
+    }
+}
+
 /// Phase of an ANA group at this member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum GroupPhase {

@@ -1,7 +1,7 @@
 //! Gateway group of a target: its members and ANA groups, drain and rebalance.
 
 use serde_json::{Value, json};
-use tenmil_group::{GroupPhase, MemberState, MemberStatus};
+use tenmil_group::{GroupPhase, MemberStatus};
 
 use crate::error::RpcError;
 use crate::group_session::GroupSession;
@@ -98,23 +98,11 @@ fn group_record(status: &MemberStatus) -> Value {
     });
     json!({
         "member": status.name,
-        "state": state_name(status.state),
+        "state": status.state.name(),
         "store_trouble": status.store_trouble,
         "members": members.collect::<Vec<_>>(),
         "ana_groups": groups.collect::<Vec<_>>(),
     })
-}
-
-const fn state_name(state: MemberState) -> &'static str {
-    match state {
-        MemberState::AwaitingLease => "awaiting a lease",
-        MemberState::AwaitingName => "awaiting the end of another lease of this name",
-        MemberState::AwaitingEntry => "joining",
-        MemberState::Joined => "member",
-        MemberState::AwaitingClose => "lease lost, closing devices",
-        MemberState::Leaving => "leaving",
-        MemberState::Left => "left",
-    }
 }
 
 const fn phase_name(phase: Option<&GroupPhase>) -> &'static str {

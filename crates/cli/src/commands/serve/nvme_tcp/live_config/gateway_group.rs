@@ -359,7 +359,9 @@ fn log_changes(before: &MemberStatus, after: &MemberStatus) {
                 event = "group-lease-lost",
                 "group: the lease is lost: nothing is served"
             ),
-            false => tracing::info!("group: {:?}, {} members", after.state, after.members.len()),
+            false => {
+                tracing::info!("group: {}, {} members", after.state.name(), after.members.len())
+            }
         }
     }
     for name in after.members.keys().filter(|name| !before.members.contains_key(*name)) {
