@@ -12,7 +12,7 @@
 //! released the group. The new owner has the medium fenced before it opens it.
 //!
 //! Nothing here does I/O or reads a clock: [`Store`] is implemented elsewhere, and once in
-//! [memory](MemoryStore) for the [simulation](simulation).
+//! [memory](MemoryStore) for the [simulation].
 
 #![forbid(unsafe_code)]
 

@@ -15,7 +15,7 @@
 //! | [`pdu`] | header of each PDU, every field declared once |
 //! | [`mod@pdu_validation`] | validation of a header by itself, with the fatal error status |
 //! | [`validation_rules`] | table of all validation rules, with those of the connection state |
-//! | [`digest`] | CRC32C of headers and data |
+//! | [`Crc32c`] | digests of headers and data |
 //!
 //! The crate `tcp` implements the sequence of PDUs; this module only their encoding.
 
