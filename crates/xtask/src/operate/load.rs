@@ -147,6 +147,12 @@ fn check_instructions(binary: &Path, directory: &Path, report: &mut Report) -> R
         report.skip("instructions of the data thread", "no valgrind: apt-get install valgrind");
         return Ok(());
     }
+    let symbols = run_program(Command::new("nm").arg(binary)).unwrap_or_default();
+    if !symbols.contains(DATA_FUNCTION) {
+        let reason = "the program has no symbols, by which its data thread is found: --only load without --package";
+        report.skip("instructions of the data thread", reason);
+        return Ok(());
+    }
     // Those of an earlier run.
     for entry in std::fs::read_dir(directory).map_err(|why| why.to_string())?.flatten() {
         if entry.file_name().to_string_lossy().starts_with("callgrind.out") {
@@ -330,6 +336,8 @@ impl LoadedServer {
     }
 }
 
+/// Part of the names of functions that only the data thread calls.
+const DATA_FUNCTION: &str = "RamStorage";
 /// Begin of the name of a thread that runs a reactor.
 const DATA_THREAD: &str = "reactor";
 
@@ -357,7 +365,7 @@ fn instructions_of_data_thread(directory: &Path, name: &str) -> Result<u64, Stri
             continue;
         }
         let text = std::fs::read_to_string(&path).unwrap_or_default();
-        if !text.contains(name) || !text.contains("RamStorage") {
+        if !text.contains(name) || !text.contains(DATA_FUNCTION) {
             continue;
         }
         let totals = text.lines().find_map(|line| line.strip_prefix("totals: "));
