@@ -23,7 +23,6 @@ mod table;
 mod x86;
 
 /// CRC-32C of contiguous bytes.
-#[inline]
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     !update(!0, bytes)
@@ -50,7 +49,6 @@ impl Crc32c {
     }
 
     /// Adds the next bytes.
-    #[inline]
     pub fn update(&mut self, bytes: &[u8]) {
         self.state = update(self.state, bytes);
     }
@@ -62,8 +60,8 @@ impl Crc32c {
     }
 }
 
-/// The state after `bytes`.
-#[inline]
+/// The state after `bytes`. A call, because callers have a path without checksums, which is not to become longer.
+#[inline(never)]
 fn update(state: u32, bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
     return x86::update(state, bytes);
