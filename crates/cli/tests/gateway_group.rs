@@ -201,7 +201,7 @@ impl Gateway {
     }
 
     fn await_owners(&self, owners: [&str; 2]) {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(30);
         while [1, 2].map(|group| self.owner_of(group).unwrap_or_default()) != owners {
             assert!(Instant::now() < end, "{}, expected {owners:?}", self.status());
             sleep(Duration::from_millis(20));
