@@ -147,7 +147,7 @@ fn check_instructions(binary: &Path, directory: &Path, report: &mut Report) -> R
         report.skip("instructions of the data thread", "no valgrind: apt-get install valgrind");
         return Ok(());
     }
-    let symbols = run_program(Command::new("nm").arg(binary)).unwrap_or_default();
+    let symbols = run_program(Command::new("nm").arg("-C").arg(binary)).unwrap_or_default();
     if !symbols.contains(DATA_FUNCTION) {
         let reason = "the program has no symbols, by which its data thread is found: --only load without --package";
         report.skip("instructions of the data thread", reason);
@@ -336,8 +336,8 @@ impl LoadedServer {
     }
 }
 
-/// Part of the names of functions that only the data thread calls.
-const DATA_FUNCTION: &str = "RamStorage";
+/// Part of the names of functions that the data thread calls.
+const DATA_FUNCTION: &str = "tenmil_nvme_controller::executor";
 /// Begin of the name of a thread that runs a reactor.
 const DATA_THREAD: &str = "reactor";
 
@@ -355,7 +355,7 @@ impl Drop for LoadedServer {
     }
 }
 
-/// The dump of this name has a file for each thread. The data thread is the one that has read the RAM.
+/// The dump of this name has a file for each thread. The data thread is the one that has executed most commands.
 fn instructions_of_data_thread(directory: &Path, name: &str) -> Result<u64, String> {
     let listed = std::fs::read_dir(directory).map_err(|why| why.to_string())?;
     let mut most = None;
