@@ -175,7 +175,7 @@ impl Gateway {
                 )
             })
             .collect();
-        // The port is not known before it is bound, so discovery has one that nobody uses here.
+        // The port is not known before it is bound, so discovery has one that is not used here.
         let text = format!(
             "[group]\nname = \"disks\"\nmember = \"{member}\"\nstore = \"etcd:http://{etcd}\"\n\
              addresses = [\"192.0.2.1:4420\"]\n[[listener]]\naddress = \"127.0.0.1:0\"\n\

@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn mean_latency_is_correct_at_any_depth() {
-        for depth in [1, 7, 128] {
+        for (depth, us) in [(1, 80), (7, 80), (128, 80), (7, 390), (7, 410)] {
             let mut random = Random::new(depth);
             let mut now = Instant { ns: 1_000_000 };
             let mut latency = MeanLatency::default();
@@ -83,12 +83,13 @@ mod tests {
                     latency.account_in_flight(now, 0);
                 }
                 while (ends.len() as u64) < depth {
-                    ends.push_back(now.after(Span::from_us(80)));
+                    ends.push_back(now.after(Span::from_us(us)));
                 }
             }
             let mean = latency.mean_latency().unwrap();
             // Its end is observed a little late.
-            assert!((80_000..81_000).contains(&mean.ns), "depth {depth}: {mean}");
+            assert!((us * 1_000..us * 1_000 + 1_000).contains(&mean.ns), "depth {depth}: {mean}");
+            assert_eq!(latency.is_long(), us > 400, "{mean}");
         }
     }
 }

@@ -255,7 +255,7 @@ class _Call:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None and self.queue.in_flight() > 0:
-            # Interrupted: nobody would take the completion. This waits until the memory is not accessed.
+            # Interrupted: the completion would stay in the queue. This waits until the memory is not accessed.
             self.queue.close()
             return
         self.queue.detach()

@@ -41,10 +41,11 @@ struct MemberArguments {
 
 const EXAMPLES: &str = "\
 Examples:
-  tenmil group status
-  tenmil group drain --instance a
-      tenmil group status --instance a                 until it owns no ANA group
-  tenmil group rebalance --instance a
+  tenmil group status                    members and owners
+  tenmil group drain --instance a        its ANA groups move to the others
+  tenmil group rebalance --instance a    it gets its share again
+
+`tenmil group status` shows when a drained gateway owns no ANA group.
 
 A gateway that is started again is not draining. docs/operator/gateway-group.md describes the group.";
 
@@ -54,12 +55,12 @@ pub(super) fn run_group(
     out: &mut dyn Write,
 ) -> Result<ExitCode, Error> {
     let (kind, parameters, member) = match &arguments.command {
-        GroupCommand::Status(member) => (MethodKind::Get, "", member),
-        GroupCommand::Drain(member) => (MethodKind::Set, "draining=true", member),
-        GroupCommand::Rebalance(member) => (MethodKind::Set, "draining=false", member),
+        GroupCommand::Status(member) => (MethodKind::Get, vec![], member),
+        GroupCommand::Drain(member) => (MethodKind::Set, vec!["draining=true".to_owned()], member),
+        GroupCommand::Rebalance(member) => {
+            (MethodKind::Set, vec!["draining=false".to_owned()], member)
+        }
     };
-    let parameters: Vec<String> =
-        [parameters].iter().filter(|it| !it.is_empty()).map(|it| (*it).to_owned()).collect();
     write_stdout(out, &call_method(kind, "group", &parameters, &member.process, member.json)?)?;
     Ok(ExitCode::SUCCESS)
 }

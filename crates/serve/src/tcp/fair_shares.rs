@@ -19,7 +19,7 @@
 //! An equal number of executing commands is not an equal rate: the next command of a restricted host is
 //! ready when one completes, and those of the others cross the network first. So a restricted host starts
 //! commands at the rate of the fastest host that is not restricted, in batches, and beyond that only
-//! between two polls in which no other host has started any, which is time that nobody else wants.
+//! between two polls in which no other host has started any, which is idle time of the reactor.
 //!
 //! Without contention a queue loads four words when it starts commands, stores its demand if that grows, and
 //! stores the numbers of its commands in each poll that changes them. One that grows beyond what it was
@@ -527,7 +527,7 @@ mod tests {
         let started = count_started(15_000, true);
         assert!((900..=1_100).contains(&started), "{started}, expected 1 000 as of each other");
         let started = count_started(100, false);
-        assert!(started >= 350, "{started} commands in time that nobody else wants");
+        assert!(started >= 350, "{started} commands while no other host has any");
     }
 
     #[test]

@@ -119,7 +119,7 @@ fn longest_io(report: &str) -> Result<u64, String> {
     check_limit(longest, LONGEST_MAX_NS)
 }
 
-/// Checks the median of the longest I/Os of all rounds, and returns a text with it. While etcd is lost nobody
+/// Checks the median of the longest I/Os of all rounds, and returns a text with it. While etcd is lost no gateway
 /// serves, so that median has the limit of a round.
 pub(super) fn check_median(fault: Fault, mut longest: Vec<u64>) -> Result<String, String> {
     longest.sort_unstable();

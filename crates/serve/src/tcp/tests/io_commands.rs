@@ -252,24 +252,20 @@ fn connection_samples_show_host_and_queue() {
     assert_eq!(rig.service.connections().len(), 2);
 }
 
-/// A reactor in hybrid mode sleeps for this time.
-#[test]
-fn connection_reports_mean_latency_of_outstanding_commands() {
+/// A read of a device that takes this long, and a connection that has executed some, each for itself.
+fn read_from_slow_device(mean: Span) -> (TestTarget, usize, Command) {
     let mut subsystem = None;
     let mut rig = TestTarget::with_options(service_limits(), |config| {
         subsystem = Some(config.subsystem.clone());
         config
     });
-    let slow = LatencySpec { mean: Span::from_us(80), p99: None };
+    let slow = LatencySpec { mean, p99: None };
     let ram = Arc::new(RamDevice::new(&rig.regions, 512, BLOCKS).unwrap());
     let medium = DelayDevice::new(ram, DelaySettings { read: slow, write: slow }, 1).unwrap();
     subsystem.unwrap().add_namespace(NamespaceConfig::new(Arc::new(medium))).unwrap();
     let (_, cntlid) = rig.connect_admin_queue();
     let io = rig.connect_io_queue(cntlid, 1);
     let read = read_or_write_command(IoOpcode::Read.code(), 0, 1).with_nsid(2);
-    let expected = |rig: &TestTarget| -> Vec<Span> {
-        rig.guests.iter().filter_map(|guest| guest.expected_latency()).collect()
-    };
     for _ in 0..100 {
         let tag = rig.lines[io].submit(&read, DataDirection::ToHost(512), &[]);
         rig.run_until_idle();
@@ -279,11 +275,31 @@ fn connection_reports_mean_latency_of_outstanding_commands() {
         // Idle time between the commands does not count as latency.
         rig.advance_time(Span::from_ms(3));
     }
+    (rig, io, read)
+}
+
+/// A reactor in hybrid mode sleeps for this time.
+#[test]
+fn connection_reports_mean_latency_of_outstanding_commands() {
+    let (mut rig, io, read) = read_from_slow_device(Span::from_us(80));
+    let expected = |rig: &TestTarget| -> Vec<Span> {
+        rig.guests.iter().filter_map(|guest| guest.expected_latency()).collect()
+    };
     assert_eq!(expected(&rig), [], "nothing is under way");
     rig.lines[io].submit(&read, DataDirection::ToHost(512), &[]);
     rig.run_until_idle();
     let [latency] = expected(&rig)[..] else { panic!("one has something under way") };
     assert!((78_000..=82_000).contains(&latency.ns), "{latency}");
+}
+
+/// The admin connection is not spun for, and that of I/Os is unless they take long.
+#[test]
+fn connection_of_a_slow_device_is_not_spun_for() {
+    for (us, helps) in [(80, [false, true]), (500, [false; 2])] {
+        let (rig, ..) = read_from_slow_device(Span::from_us(us));
+        let found: Vec<bool> = rig.guests.iter().map(|guest| guest.can_spin_help()).collect();
+        assert_eq!(found, helps, "{us} us");
+    }
 }
 
 #[test]
