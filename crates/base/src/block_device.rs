@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use crate::Error;
 use crate::request::Operation;
-use crate::{ChannelWakeup, CompletionBatch, Instant, RegionId, Request, Reservations, Segment};
+use crate::{
+    ChannelWakeup, CompletionBatch, Instant, RegionId, Request, ReservationControl, Segment,
+};
 
 /// Channel of one thread to a block device: the trait that block devices implement, and the only
 /// dynamic call on the I/O path. Both hot calls process batches, so its cost is paid per batch.
@@ -180,7 +182,7 @@ pub trait BlockDevice: Send + Sync {
 
     /// Reservations of the namespace that this device is, if they can exclude other hosts from writing: for a
     /// device that is a whole namespace, and not for one that stands on others.
-    fn reservations(&self) -> Option<&dyn Reservations> {
+    fn reservations(&self) -> Option<&dyn ReservationControl> {
         None
     }
 

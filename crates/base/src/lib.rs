@@ -75,7 +75,7 @@ pub use memory::{InvalidSegment, Memory, RegionId, Segment};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
 pub use random::Random;
 pub use request::{CompletionBatch, IoCompletion, IoStatus, Operation, Request, RequestFlags};
-pub use reservation::{ReservationHolder, Reservations};
+pub use reservation::{ReservationControl, ReservationHolder};
 pub use stream::{RecvResult, SecureChannel, SendSlice, Stream, StreamError};
 pub use time::{Instant, Span};
 pub use utc_time::UtcTime;

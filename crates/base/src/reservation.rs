@@ -6,7 +6,7 @@ use crate::Error;
 /// of the host write, those of other hosts read, and their writes and flushes complete with
 /// [`IoStatus::RESERVATION_CONFLICT`](crate::IoStatus::RESERVATION_CONFLICT). The calls block: never on the path
 /// of an I/O.
-pub trait Reservations: Send + Sync {
+pub trait ReservationControl: Send + Sync {
     /// The holder of a reservation of any type, if there is one.
     ///
     /// # Errors

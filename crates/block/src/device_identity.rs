@@ -151,7 +151,7 @@ fn replace_names_collect_leaves(
     {
         // Volumes of one pool share no block. The size of the metadata cache is irrelevant.
         let below = replace_names_collect_leaves(machine, below.clone(), names, &mut Vec::new());
-        let known = Uri::on_child("volume", below, uri.path());
+        let known = Uri::with_child("volume", below, uri.path());
         leaves.push(LeafDevice::Name(known.to_string()));
         return known;
     }

@@ -67,7 +67,7 @@ impl Uri {
     }
 
     /// A device of type `scheme` at `path` on `below`.
-    pub fn on_child(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
+    pub fn with_child(scheme: impl Into<String>, below: Uri, path: impl Into<String>) -> Self {
         let body = UriBody::Children(vec![below], path.into());
         Self { scheme: scheme.into(), body, pairs: Vec::new() }
     }
@@ -507,7 +507,7 @@ mod tests {
         let on = parse("volume:[file:/a?size=1m]/d%20b?x=y");
         assert_eq!((on.path(), on.children().len()), ("d b", 1));
         assert_eq!(on.options().text_value("x").as_deref(), Some("y"));
-        let made = Uri::on_child("volume", parse("file:/a?size=1m"), "d b").with_option("x", "y");
+        let made = Uri::with_child("volume", parse("file:/a?size=1m"), "d b").with_option("x", "y");
         assert_eq!(made, on);
         assert_eq!(parse("file:/[x]").path(), "/[x]", "only a leading bracket opens a device");
     }

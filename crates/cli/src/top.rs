@@ -29,7 +29,7 @@ mod screen_tables;
 mod table_grid;
 #[cfg(test)]
 #[allow(dead_code, reason = "the tests of the program use all of it")]
-#[path = "../tests/terminal/mod.rs"]
+#[path = "../tests/program/terminal.rs"]
 mod terminal;
 mod terminal_screen;
 

@@ -19,7 +19,7 @@ use crate::disk_access::{ExportAddress, MultipathAccess};
 use crate::exports::ExportOpener;
 use crate::injected_bugs::InjectedBugs;
 use crate::pool_host::{self, PoolHost};
-use crate::reservation_client::{RequestedReservation, ReservationClient};
+use crate::reservation_client::{DesiredReservation, ReservationClient};
 use crate::run_history::{RecordScope, RunHistory};
 use crate::sim_disk::SimDisk;
 use crate::target_process::{TargetProcess, subsystem_nqn};
@@ -327,7 +327,7 @@ impl ClusterSimulation {
         // goals after this one could not be reached.
         if goal == HostGoal::Drain && !self.plan.is_reserved {
             for registrant in self.registrants.values_mut() {
-                registrant.set_requested(RequestedReservation::Released, now, &mut self.checker);
+                registrant.set_requested(DesiredReservation::Released, now, &mut self.checker);
             }
         }
         self.hosts.iter_mut().for_each(|host| host.set_goal(goal, now));

@@ -27,7 +27,7 @@ use crate::run_history::RecordScope;
 pub(crate) struct ReservationClient {
     host: usize,
     disk: usize,
-    requested: Option<RequestedReservation>,
+    requested: Option<DesiredReservation>,
     stage: ClientStage,
     /// Time at which the attempt is given up.
     until: Instant,
@@ -37,7 +37,7 @@ pub(crate) struct ReservationClient {
 
 /// Requested state of the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RequestedReservation {
+pub(crate) enum DesiredReservation {
     /// The host holds a Write Exclusive reservation that persists through power loss.
     Held,
     /// The same, and the reservation of this other host is preempted.
@@ -101,11 +101,11 @@ impl ReservationClient {
     /// Requests a state. Attempts are repeated until it is reached.
     pub(crate) fn set_requested(
         &mut self,
-        requested: RequestedReservation,
+        requested: DesiredReservation,
         now: Instant,
         checker: &mut ConsistencyChecker,
     ) {
-        if requested == RequestedReservation::Released {
+        if requested == DesiredReservation::Released {
             checker.record_release_begin(self.host, self.disk);
         }
         self.requested = Some(requested);
@@ -294,7 +294,7 @@ impl ReservationClient {
                     return Ok(true);
                 }
                 if is_certain
-                    && self.requested == Some(RequestedReservation::Held)
+                    && self.requested == Some(DesiredReservation::Held)
                     && step == ClientStep::Acquire
                 {
                     // Another host holds a reservation, so the request is dropped.
@@ -308,13 +308,13 @@ impl ReservationClient {
             }
             Some(_) => {
                 let next = match (step, self.requested) {
-                    (ClientStep::Register, Some(RequestedReservation::Held)) => {
+                    (ClientStep::Register, Some(DesiredReservation::Held)) => {
                         Some(ClientStep::Acquire)
                     }
-                    (ClientStep::Register, Some(RequestedReservation::Preempted(other))) => {
+                    (ClientStep::Register, Some(DesiredReservation::Preempted(other))) => {
                         Some(ClientStep::Preempt(other))
                     }
-                    (ClientStep::Register, Some(RequestedReservation::Released)) => {
+                    (ClientStep::Register, Some(DesiredReservation::Released)) => {
                         Some(ClientStep::Release)
                     }
                     _ => None,
@@ -328,7 +328,7 @@ impl ReservationClient {
                     Some(_) => self.abandon_attempt(now, "could not send", shared),
                     None => {
                         let requested = self.requested.take();
-                        if let Some(RequestedReservation::Preempted(_)) = requested {
+                        if let Some(DesiredReservation::Preempted(_)) = requested {
                             shared.checker.record_preemption(self.host, self.disk, now);
                         } else if step == ClientStep::Acquire {
                             self.record_acquired(now, shared)?;

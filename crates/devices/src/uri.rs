@@ -6,7 +6,7 @@ use core::fmt;
 use core::str::FromStr;
 
 pub use self::emu::{COUNT_MAX, EmuMedium, EmuSpec, MODELS};
-use crate::VfioUserUri;
+use crate::VFIO_USER_SCHEME;
 use tenmil_base::Error;
 
 /// Device URI, which may name several devices of one kind.
@@ -61,7 +61,7 @@ impl Uri {
 }
 
 fn names_another_process(uri: &tenmil_block::uri::Uri) -> bool {
-    uri.scheme() == VfioUserUri::SCHEME || uri.children().iter().any(names_another_process)
+    uri.scheme() == VFIO_USER_SCHEME || uri.children().iter().any(names_another_process)
 }
 
 fn keeps_data(uri: &tenmil_block::uri::Uri) -> bool {

@@ -68,7 +68,7 @@ pub use self::decouple::DecoupleResult;
 pub use self::device_key::{device_key, file_lock_holder};
 pub use self::grow_pool::GrowResult;
 pub use self::inflate::InflateResult;
-pub use self::parent_image::ParentCheck;
+pub use self::parent_image::ParentCheckResult;
 pub use self::pool_check::PoolCheckResult;
 pub use self::pool_devices::DeviceInfo;
 pub use self::pool_registry::list_open_pools;

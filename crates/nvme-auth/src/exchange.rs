@@ -3,7 +3,7 @@
 use core::fmt;
 use std::collections::VecDeque;
 
-use subtle::ConstantTimeEq;
+use ctutils::CtEq;
 use tenmil_wire::nqn::{NqnError, check_host_nqn};
 
 use crate::dh::EXPONENT_BYTES;
@@ -204,7 +204,7 @@ pub(crate) fn check_names(host_nqn: &str, subsystem_nqn: &str) -> Result<(), Con
 pub(crate) fn matching_response(expected: &[SecretBytes], found: &SecretBytes) -> Option<usize> {
     let mut matching = None;
     for (index, expected) in expected.iter().enumerate() {
-        let is_equal: bool = expected.expose().ct_eq(found.expose()).into();
+        let is_equal = expected.expose().ct_eq(found.expose()).to_bool();
         if is_equal && matching.is_none() {
             matching = Some(index);
         }

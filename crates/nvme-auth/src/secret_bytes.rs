@@ -3,7 +3,7 @@
 use core::fmt;
 use std::sync::OnceLock;
 
-use subtle::ConstantTimeEq;
+use ctutils::CtEq;
 use zeroize::Zeroizing;
 
 /// Secret bytes. They are overwritten on drop; `Debug` prints their number; `==` takes a time that
@@ -85,7 +85,7 @@ impl Clone for SecretBytes {
 
 impl PartialEq for SecretBytes {
     fn eq(&self, other: &Self) -> bool {
-        self.expose().ct_eq(other.expose()).into()
+        self.expose().ct_eq(other.expose()).to_bool()
     }
 }
 

@@ -157,7 +157,7 @@ impl PathTable {
 
 impl DevicePaths {
     /// Records a change, and passes it to the observer.
-    pub fn record(&self, change: PathChange<'_>) {
+    pub fn record_change(&self, change: PathChange<'_>) {
         let mut devices = self.table.lock();
         let PathTableState { rows, names, observer, .. } = &mut *devices;
         let Some(rows) = rows.get_mut(&self.number) else { return };

@@ -9,11 +9,11 @@ mod events;
 mod identify;
 mod injected_bugs;
 mod medium;
-mod memory;
 mod owner;
 mod power;
 mod registers;
 mod removal;
+mod stray_dma;
 
 use tenmil_base::Span;
 
@@ -33,7 +33,7 @@ pub fn all_scenarios() -> Vec<Scenario> {
         events::event_scenarios(),
         aborts::abort_scenarios(),
         medium::medium_scenarios(),
-        memory::memory_scenarios(),
+        stray_dma::stray_dma_scenarios(),
         owner::owner_scenarios(),
         power::power_scenarios(),
         injected_bugs::injected_bug_scenarios(),

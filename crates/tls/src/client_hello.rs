@@ -14,7 +14,7 @@
 use crate::error::TlsError;
 use crate::psk::{Psk, PskSource};
 use crate::suite::CipherSuite;
-use subtle::ConstantTimeEq;
+use ctutils::CtEq;
 
 /// Largest ClientHello with its record headers. One with a key share of every usual group and several
 /// identities has less than 4 KiB.
@@ -229,7 +229,7 @@ fn is_binder_of(psk: &Psk, covered: &[u8], binder: &[u8]) -> bool {
         .and_then(|binder_key| hash.expand_label(binder_key.expose(), "finished", &[], len));
     finished_key.is_some_and(|key| {
         let expected = hash.hmac(key.expose(), &[hash.digest(covered).expose()]);
-        expected.expose().ct_eq(binder).into()
+        expected.expose().ct_eq(binder).to_bool()
     })
 }
 

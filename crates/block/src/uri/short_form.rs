@@ -45,7 +45,7 @@ pub(super) fn parse_path_form<'a>(
         path.split_once('/').map_or((&*path, None), |(first, behind)| (first, Some(behind)));
     if let Some(device) = named(first).filter(|_| !first.is_empty()) {
         let uri = match volume {
-            Some(volume) => Uri::on_child(VOLUME, device, volume),
+            Some(volume) => Uri::with_child(VOLUME, device, volume),
             None => device,
         };
         return Ok((uri, query));
@@ -53,7 +53,7 @@ pub(super) fn parse_path_form<'a>(
     match split_file_path(&path) {
         Ok((file, None)) => Ok((Uri::new(FILE, file), query)),
         Ok((file, Some(volume))) => {
-            Ok((Uri::on_child(VOLUME, Uri::new(FILE, file), volume), query))
+            Ok((Uri::with_child(VOLUME, Uri::new(FILE, file), volume), query))
         }
         Err(problem) => Err(format!("{problem}, {EXPECTED}{}", create_file_hint(text, query))),
     }

@@ -1,5 +1,7 @@
 //! `tenmil identify`: shows what a device reports about itself.
 
+mod document_json;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -8,6 +10,7 @@ use clap::Args;
 use super::{CommandEngines, write_stdout};
 use tenmil_devices::identify::{IdentifyDocument, interrogate, show};
 
+use self::document_json::document_json;
 use super::identify_block::identify_block_device;
 use tenmil_base::Error;
 use tenmil_devices::{EmuSpec, PcieUri, TcpUri, Uri, VfioUserUri};
@@ -122,5 +125,5 @@ fn identify_ssd(
 }
 
 fn format_document(document: &IdentifyDocument, arguments: &IdentifyArguments) -> String {
-    if arguments.json { show::json(document) } else { show::text(document, arguments.all) }
+    if arguments.json { document_json(document) } else { show::text(document, arguments.all) }
 }

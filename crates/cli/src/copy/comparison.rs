@@ -7,7 +7,7 @@ use tenmil_dma::Region;
 
 use super::CopyDevices;
 use super::byte_channel::{ByteRequest, CopyChannels};
-use super::copy_loop::CopyTask;
+use super::copy_loop::CopyOrComparison;
 use super::copy_result::{CompareResult, CopyAbort, CopySide, CopyStats};
 use super::request_sizes::CopyRequestSizes;
 
@@ -183,7 +183,7 @@ impl<'a> CopyComparison<'a> {
     }
 }
 
-impl CopyTask for CopyComparison<'_> {
+impl CopyOrComparison for CopyComparison<'_> {
     fn advance(&mut self, now: Instant) -> bool {
         let begun = self.start_pairs();
         let mut completions = std::mem::take(&mut self.completions);

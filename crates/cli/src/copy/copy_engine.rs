@@ -20,7 +20,7 @@ use tenmil_base::{
 use tenmil_dma::Region;
 
 use super::byte_channel::{ByteRequest, CopyChannels};
-use super::copy_loop::CopyTask;
+use super::copy_loop::CopyOrComparison;
 use super::copy_result::{CopyAbort, CopySide, CopyStats};
 use super::request_sizes::CopyRequestSizes;
 use super::{CopyDevices, CopyOptions, ReadErrorPolicy};
@@ -466,7 +466,7 @@ impl<'a> CopyEngine<'a> {
     }
 }
 
-impl CopyTask for CopyEngine<'_> {
+impl CopyOrComparison for CopyEngine<'_> {
     fn advance(&mut self, now: Instant) -> bool {
         let begun = self.start_chunks();
         let mut completions = std::mem::take(&mut self.completions);

@@ -8,7 +8,7 @@ use tenmil_linux::wakeup::Sleeper;
 use super::byte_channel::CopyChannels;
 
 /// Bounded step of a copy or comparison.
-pub(super) trait CopyTask {
+pub(super) trait CopyOrComparison {
     /// Submits and completes requests. Returns whether anything was done.
     fn advance(&mut self, now: Instant) -> bool;
     /// Stops submitting new work.
@@ -34,7 +34,7 @@ struct CopyLoop<'a, W> {
 
 /// Drives `task` until it ends or the callback cancels it.
 pub(super) fn run_copy_task<'a>(
-    task: &'a mut impl CopyTask,
+    task: &'a mut impl CopyOrComparison,
     clock: &Clock,
     watch: &'a mut CopyProgressFn<'a>,
 ) -> Result<(), String> {
@@ -50,7 +50,7 @@ pub(super) fn run_copy_task<'a>(
     Ok(())
 }
 
-impl<W: CopyTask> EventLoop for CopyLoop<'_, W> {
+impl<W: CopyOrComparison> EventLoop for CopyLoop<'_, W> {
     fn iterate(&mut self, now: Instant) -> NextStep {
         let worked = self.task.advance(now);
         if !(self.watch)(now, self.task.done_and_total_bytes()) {

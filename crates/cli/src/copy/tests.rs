@@ -13,7 +13,7 @@ use tenmil_linux::Clock;
 use self::faulty_ram_device::FaultyRamDevice;
 use super::comparison::CopyComparison;
 use super::copy_engine::CopyEngine;
-use super::copy_loop::CopyTask;
+use super::copy_loop::CopyOrComparison;
 use super::request_sizes::CopyRequestSizes;
 use super::{
     CheckpointSink, CompareResult, CopyAbort, CopyDevices, CopyOptions, CopySide, CopyStats,

@@ -10,7 +10,7 @@ use crate::cluster_plan::FaultEvent;
 use crate::cluster_simulation::RunFailure;
 use crate::disk_access::ExportAddress;
 use crate::exports::{ExportBlocks, SimExport};
-use crate::reservation_client::RequestedReservation;
+use crate::reservation_client::DesiredReservation;
 use crate::run_history::RecordScope;
 use crate::sim_disk::SimDisk;
 use crate::target_process::{ProcessOptions, TargetProcess, subsystem_nqn};
@@ -31,10 +31,10 @@ impl ClusterSimulation {
             FaultEvent::RestartHost { host, down } => self.restart_host(host, down)?,
             FaultEvent::SwapOne { process, down } => self.restart_with_disks_swapped(process, down),
             FaultEvent::Reserve { host } => {
-                self.request_reservation(host, RequestedReservation::Held)
+                self.request_reservation(host, DesiredReservation::Held)
             }
             FaultEvent::Release { host } => {
-                self.request_reservation(host, RequestedReservation::Released)
+                self.request_reservation(host, DesiredReservation::Released)
             }
             FaultEvent::Pause { process, span } => {
                 let until = now.after(span);
@@ -67,7 +67,7 @@ impl ClusterSimulation {
         Ok(())
     }
 
-    pub(super) fn request_reservation(&mut self, host: usize, wanted: RequestedReservation) {
+    pub(super) fn request_reservation(&mut self, host: usize, wanted: DesiredReservation) {
         let (now, checker) = (self.now, &mut self.checker);
         if let Some(registrant) = self.registrants.get_mut(&host) {
             registrant.set_requested(wanted, now, checker);

@@ -9,7 +9,7 @@ use tenmil_base::Span;
 
 use super::{ClusterSimulation, ScheduledAction};
 use crate::cluster_plan::FaultEvent;
-use crate::reservation_client::{RequestedReservation, ReservationClient};
+use crate::reservation_client::{DesiredReservation, ReservationClient};
 use crate::run_history::RecordScope;
 
 /// What the opening of a reserved pool waits for.
@@ -28,7 +28,7 @@ impl ClusterSimulation {
     pub(super) fn reserve_pool_disk(&mut self) {
         if self.plan.is_reserved {
             self.takeover = Some(TakeoverStage::Reserving);
-            self.request_reservation(0, RequestedReservation::Held);
+            self.request_reservation(0, DesiredReservation::Held);
         }
     }
 
@@ -61,7 +61,7 @@ impl ClusterSimulation {
         if is_reserved {
             self.takeover = Some(TakeoverStage::Preempting);
             if !self.plan.bugs.takeover_does_not_preempt {
-                self.request_reservation(1, RequestedReservation::Preempted(0));
+                self.request_reservation(1, DesiredReservation::Preempted(0));
             }
         }
         if let Some((later, down)) = outage {

@@ -1,11 +1,10 @@
-//! Rendering of a document as text and JSON.
+//! Rendering of a document as text.
 
 use core::fmt::Write;
 
-use serde_json::{Map, Value as Json, json};
 use tenmil_wire::layout::{DecodedField, FieldValue};
 
-use super::{IdentifyDocument, Section};
+use super::IdentifyDocument;
 
 /// Renders the document as text. Fields that are zero are left out unless `all` is set.
 pub fn text(document: &IdentifyDocument, all: bool) -> String {
@@ -105,65 +104,8 @@ fn field_part_text(field: &DecodedField) -> String {
     }
 }
 
-/// Renders the document as JSON, nested by path. Lists end with their last nonzero value.
-pub fn json(document: &IdentifyDocument) -> String {
-    let mut root = Map::new();
-    for section in &document.sections {
-        insert(&mut root, section);
-    }
-    let rejected: Vec<Json> = document
-        .rejected
-        .iter()
-        .map(|(title, status)| json!({ "what": title, "status": status.to_string() }))
-        .collect();
-    root.insert("rejected".into(), rejected.into());
-    format!("{:#}\n", Json::Object(root))
-}
-
-fn insert(root: &mut Map<String, Json>, section: &Section) {
-    let (last, parents) = section.path.split_last().expect("a section has a place");
-    let mut object = root;
-    for parent in parents {
-        let child = object.entry(parent.as_str()).or_insert_with(|| json!({}));
-        object = child.as_object_mut().expect("sections are leaves, and have no children");
-    }
-    object.insert(last.clone(), fields_json(&section.fields));
-}
-
-fn fields_json(fields: &[DecodedField]) -> Json {
-    let mut object = Map::new();
-    for field in fields {
-        object.insert(field.name.into(), value_json(&field.value));
-        // The parts of a word become siblings of it: all names within a structure are different.
-        for part in &field.parts {
-            object.insert(part.name.into(), value_json(&part.value));
-        }
-    }
-    Json::Object(object)
-}
-
-fn value_json(value: &FieldValue) -> Json {
-    match value {
-        FieldValue::Flag(flag) => json!(flag),
-        // Most JSON readers round integers wider than 64 bits, so those are strings.
-        FieldValue::Number(number) => match u64::try_from(*number) {
-            Ok(number) => json!(number),
-            Err(_) => json!(number.to_string()),
-        },
-        FieldValue::Code(code, name) => {
-            json!({ "code": code, "name": name.trim_end_matches('.') })
-        }
-        FieldValue::Text(text) => json!(text),
-        FieldValue::Bytes(_) => json!(value.to_string()),
-        FieldValue::Structure(fields) => fields_json(fields),
-        FieldValue::List(values) => {
-            without_trailing_zeroes(values).iter().map(value_json).collect()
-        }
-    }
-}
-
 /// `values` up to the last nonzero one.
-fn without_trailing_zeroes(values: &[FieldValue]) -> &[FieldValue] {
+pub fn without_trailing_zeroes(values: &[FieldValue]) -> &[FieldValue] {
     let end = values.iter().rposition(|value| !value.is_zero()).map_or(0, |last| last + 1);
     &values[..end]
 }

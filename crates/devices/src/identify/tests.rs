@@ -111,31 +111,42 @@ fn document() -> IdentifyDocument {
 
 #[test]
 fn every_data_structure_is_decoded_in_its_section() {
-    let json: serde_json::Value = serde_json::from_str(&show::json(&document())).unwrap();
-    assert_eq!(json["registers"]["cap"]["mqes"], 1023);
-    assert_eq!(json["controller"]["identify"]["vid"], 0x1234);
-    assert_eq!(json["controller"]["identify"]["mn"], "SCRIPTED");
-    assert_eq!(json["controller"]["identify"]["multiple_ports"], true);
-    assert_eq!(json["subsystem"]["active_namespaces"]["nsid"], serde_json::json!([1, 7]));
-    assert_eq!(json["namespaces"]["7"]["identify"]["nsze"], 1_u64 << 33);
-    assert_eq!(json["namespaces"]["1"]["descriptors"]["eui64"], "0909090909090909");
-    assert_eq!(json["features"]["number_of_queues"]["nsq"], 15);
-    assert_eq!(json["logs"]["supported"]["lid"].as_array().unwrap().len(), 3);
+    let document = document();
+    let field = |path| value(&document, path).unwrap();
+    let number = FieldValue::Number;
+    assert_eq!(field("registers/cap/mqes"), number(1023));
+    assert_eq!(field("controller/identify/vid"), number(0x1234));
+    assert_eq!(field("controller/identify/mn"), FieldValue::Text("SCRIPTED".into()));
+    assert_eq!(field("controller/identify/multiple_ports"), FieldValue::Flag(true));
+    let FieldValue::List(active) = field("subsystem/active_namespaces/nsid") else { panic!() };
+    assert_eq!(show::without_trailing_zeroes(&active), [number(1), number(7)]);
+    assert_eq!(field("namespaces/7/identify/nsze"), number(1 << 33));
+    assert_eq!(field("namespaces/1/descriptors/eui64"), FieldValue::Bytes(vec![9; 8]));
+    assert_eq!(field("features/number_of_queues/nsq"), number(15));
+    let FieldValue::List(logs) = field("logs/supported/lid") else { panic!() };
+    assert_eq!(show::without_trailing_zeroes(&logs).len(), 3);
+}
+
+/// Value of the field, or of the part of one, at the end of `path` in the section before it.
+fn value(document: &IdentifyDocument, path: &str) -> Option<FieldValue> {
+    let (section, name) = path.rsplit_once('/').unwrap();
+    let section = document.sections.iter().find(|found| found.path.join("/") == section)?;
+    let fields = section.fields.iter().flat_map(|field| [field].into_iter().chain(&field.parts));
+    fields.clone().find(|field| field.name == name).map(|field| field.value.clone())
 }
 
 #[test]
 fn a_controller_memory_buffer_is_shown_if_there_is_one() {
     let shown = |cmb| {
-        let document =
-            interrogate(&mut ScriptedController { cmb, ..ScriptedController::default() }).unwrap();
-        serde_json::from_str::<serde_json::Value>(&show::json(&document)).unwrap()
+        interrogate(&mut ScriptedController { cmb, ..ScriptedController::default() }).unwrap()
     };
-    let found = shown([3 << 12 | 2, 4 << 12 | 2 << 8 | 1]);
-    assert_eq!(found["registers"]["cmbloc"]["bir"], 2);
-    assert_eq!(found["registers"]["cmbloc"]["ofst"], 3);
-    assert_eq!(found["registers"]["cmbsz"]["sz"], 4);
-    assert_eq!(found["registers"]["cmbsz"]["sqs"], true);
-    assert!(shown([2, 1])["registers"].get("cmbsz").is_none());
+    let document = shown([3 << 12 | 2, 4 << 12 | 2 << 8 | 1]);
+    let field = |path| value(&document, path).unwrap();
+    assert_eq!(field("registers/cmbloc/bir"), FieldValue::Number(2));
+    assert_eq!(field("registers/cmbloc/ofst"), FieldValue::Number(3));
+    assert_eq!(field("registers/cmbsz/sz"), FieldValue::Number(4));
+    assert_eq!(field("registers/cmbsz/sqs"), FieldValue::Flag(true));
+    assert_eq!(value(&shown([2, 1]), "registers/cmbsz/sz"), None);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
     BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, Limits, Request,
-    ReservationHolder, Reservations, Segment,
+    ReservationControl, ReservationHolder, Segment,
 };
 use tenmil_nvme_fabrics::FabricsChannel;
 
@@ -91,7 +91,7 @@ impl BlockDevice for RemoteDevice {
         self.paths.failure()
     }
 
-    fn reservations(&self) -> Option<&dyn Reservations> {
+    fn reservations(&self) -> Option<&dyn ReservationControl> {
         self.reserved.is_some().then_some(self)
     }
 
@@ -100,7 +100,7 @@ impl BlockDevice for RemoteDevice {
     }
 }
 
-impl Reservations for RemoteDevice {
+impl ReservationControl for RemoteDevice {
     fn holder(&self) -> Result<Option<ReservationHolder>, Error> {
         let (namespace, queue) = self.namespace_and_reservation_queue()?;
         namespace.holder(queue)

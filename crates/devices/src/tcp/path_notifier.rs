@@ -85,7 +85,7 @@ impl PathNotifier {
         }
         let change = change_of(event);
         if let Some(change) = change {
-            self.record(change);
+            self.record_change(change);
         }
         let path = path_of(event);
         let address = path.and_then(|path| self.addresses.get(path));
@@ -99,7 +99,7 @@ impl PathNotifier {
         let mut only = self.only.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             PathEvent::Up { access, .. } => {
-                self.record(PathChange::Up(0, access.name()));
+                self.record_change(PathChange::Up(0, access.name()));
                 if core::mem::replace(&mut only.has_been_up, true) {
                     let since = only.disconnected_since.take().unwrap_or(now);
                     self.notify_restored(now.since(since));
@@ -110,23 +110,23 @@ impl PathNotifier {
             }
             PathEvent::Down { why, .. } if only.has_been_up => {
                 only.disconnected_since.get_or_insert(now);
-                self.record(PathChange::Lost(0, why));
+                self.record_change(PathChange::Lost(0, why));
                 self.notify_lost(why);
             }
-            PathEvent::Down { why, .. } => self.record(PathChange::Lost(0, why)),
+            PathEvent::Down { why, .. } => self.record_change(PathChange::Lost(0, why)),
             PathEvent::AnaChanged { access, .. } => {
-                self.record(PathChange::Changed(0, access.name()));
+                self.record_change(PathChange::Changed(0, access.name()));
                 self.log_ana_state(*access);
             }
             PathEvent::NamespaceMismatch { why, .. } => {
-                self.record(PathChange::Mismatch(0, why));
+                self.record_change(PathChange::Mismatch(0, why));
                 if only.has_been_up {
                     let path = LoggedPath::only("mismatch", Some(why));
                     self.log(path, format_args!("not used: {why}"));
                 }
             }
             PathEvent::Removed { why, .. } => {
-                self.record(PathChange::Lost(0, why));
+                self.record_change(PathChange::Lost(0, why));
                 self.notify_removed(why);
             }
             // Its loss is reported.
@@ -142,9 +142,9 @@ impl PathNotifier {
         }
     }
 
-    fn record(&self, change: PathChange<'_>) {
+    fn record_change(&self, change: PathChange<'_>) {
         if let Some(paths) = &self.paths {
-            paths.record(change);
+            paths.record_change(change);
         }
     }
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use tenmil_base::{
     BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, DoorbellStats, Error, Instant,
-    IoChannel, Limits, Operation, Request, RequestFlags, Reservations, Segment, WakeSource,
+    IoChannel, Limits, Operation, Request, RequestFlags, ReservationControl, Segment, WakeSource,
 };
 use tenmil_linux::poll_set::{Interest, PollSet};
 
@@ -93,7 +93,7 @@ impl BlockDevice for QueuesByTypeDevice {
         self.below.failure_reason()
     }
 
-    fn reservations(&self) -> Option<&dyn Reservations> {
+    fn reservations(&self) -> Option<&dyn ReservationControl> {
         self.below.reservations()
     }
 

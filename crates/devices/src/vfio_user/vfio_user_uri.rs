@@ -22,7 +22,7 @@ pub struct VfioUserUri {
 
 impl VfioUserUri {
     /// URI scheme.
-    pub const SCHEME: &str = "vfio-user";
+    pub const SCHEME: &str = crate::VFIO_USER_SCHEME;
 
     /// Parses `uri`, whose scheme must be [`SCHEME`](Self::SCHEME).
     ///

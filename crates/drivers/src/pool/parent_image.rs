@@ -29,7 +29,7 @@ pub(super) struct ParentImage {
 
 /// Result of checking a parent.
 #[derive(Clone, Debug)]
-pub struct ParentCheck {
+pub struct ParentCheckResult {
     /// The parent as recorded.
     pub parent: ParentInfo,
     /// Volumes and snapshots that are read from it.
@@ -298,15 +298,15 @@ pub(super) fn check_parents(
     opener: &Opener<'_>,
     child: ChildPool<'_>,
     found: impl Iterator<Item = (String, ParentInfo)>,
-) -> Vec<ParentCheck> {
-    let mut all: Vec<ParentCheck> = Vec::new();
+) -> Vec<ParentCheckResult> {
+    let mut all: Vec<ParentCheckResult> = Vec::new();
     for (volume, parent) in found {
         match all.iter_mut().find(|one| one.parent == parent) {
             Some(one) => one.volumes.push(volume),
             None => {
                 let known = ParentImage::open_recorded(opener, child, &parent);
                 let problem = known.err().map(|error| error.to_string());
-                all.push(ParentCheck { parent, volumes: vec![volume], problem });
+                all.push(ParentCheckResult { parent, volumes: vec![volume], problem });
             }
         }
     }

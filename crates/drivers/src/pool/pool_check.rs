@@ -14,7 +14,7 @@ use tenmil_volume::{
 
 use super::create_pool::read_page_for;
 use super::page_io::{BlockingPageIo, GrowablePoolPageIo};
-use super::parent_image::{self, ChildPool, ParentCheck};
+use super::parent_image::{self, ChildPool, ParentCheckResult};
 use super::pool_devices::DeviceInfo;
 use super::scrub::{BACKGROUND_BLOCKS, STREAM_WAIT_MAX};
 use super::send_stream::ProgressFn;
@@ -39,7 +39,7 @@ pub struct PoolCheckResult {
     pub report: CheckReport,
     /// External parents of volumes, and whether they could be checked. An unavailable parent is not a
     /// fault of the pool.
-    pub parents: Vec<ParentCheck>,
+    pub parents: Vec<ParentCheckResult>,
 }
 
 /// Iterates over a pool that does not change.

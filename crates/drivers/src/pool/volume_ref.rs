@@ -97,6 +97,6 @@ impl VolumeRef {
 
     /// The URI of another volume of the same pool.
     pub fn uri_of_other_volume(&self, name: &str) -> Uri {
-        Uri::on_child(Self::SCHEME, self.store.clone(), name)
+        Uri::with_child(Self::SCHEME, self.store.clone(), name)
     }
 }

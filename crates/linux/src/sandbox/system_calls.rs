@@ -1,6 +1,6 @@
 //! System calls that a server makes, by group, and the filter rules made of them.
 //!
-//! A row is here because the program has been seen to make the call (`crates/cli/tests/sandbox.rs`
+//! A row is here because the program has been seen to make the call (`crates/cli/tests/program/sandbox.rs`
 //! compares this list with what strace reports), or because its note says when it does.
 
 use super::filter_program::{ArgumentCondition, FilterAction, FilterRules, FilterVerdict};

@@ -188,7 +188,7 @@ mod tests {
             PathChange::Selected(1),
             PathChange::Changed(1, "non-optimized"),
         ] {
-            device.record(change);
+            device.record_change(change);
         }
         let found = path_rows(&paths, json!({}));
         let state = |row: usize| (&found[row]["state"], &found[row]["best"]);
@@ -213,9 +213,9 @@ mod tests {
         assert_eq!(kinds, expected);
         assert_eq!(events[2].text, "tcp://a:4420,b:4420/disk by a: lost: it was cut");
         assert_eq!(events[2].about["address"], "a");
-        device.record(PathChange::AllPathsDown);
+        device.record_change(PathChange::AllPathsDown);
         assert!(path_rows(&paths, json!({}))[1]["best"] == false);
-        device.record(PathChange::Up(0, "optimized"));
+        device.record_change(PathChange::Up(0, "optimized"));
         assert!(path_rows(&paths, json!({}))[0]["best"] == true, "there is no other");
     }
 

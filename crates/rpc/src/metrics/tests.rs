@@ -43,7 +43,7 @@ fn process_parts(export: &str) -> (ProcessParts, tenmil_block::OpenedDevice) {
     });
     let paths = PathTable::default();
     let path = paths.add("tcp://a/disk".into(), std::iter::once("192.0.2.1:4420".to_owned()));
-    path.record(PathChange::Up(0, "optimized"));
+    path.record_change(PathChange::Up(0, "optimized"));
     std::mem::forget(path);
     let directory = tempfile::tempdir().unwrap();
     let leg = |name| format!("file:{}?size=4m", directory.path().join(name).display());

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tenmil_base::Error;
 use tenmil_drivers::pool::{
     CountedUsage, DamageCause, DamagedRun, DeviceInfo, GrowResult, Info, OpenPool, PAGE_BYTES,
-    ParentCheck, ParentInfo, PoolCheckResult, SpaceUsage, TransferSummary, VolumeScrubReport,
+    ParentCheckResult, ParentInfo, PoolCheckResult, SpaceUsage, TransferSummary, VolumeScrubReport,
 };
 
 use crate::result_type::{FieldSchema, ResultType};
@@ -362,7 +362,7 @@ pub fn transfer_json(carried: &TransferSummary) -> Value {
 /// Describes the result of a metadata check.
 pub fn check_json(checked: &PoolCheckResult) -> Value {
     let PoolCheckResult { name, uuid, generation, devices, damaged, report, parents } = checked;
-    let parent = |one: &ParentCheck| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
+    let parent = |one: &ParentCheckResult| json!({ "uri": one.parent.uri, "volumes": one.volumes, "problem": one.problem });
     let counted = |CountedUsage { volume, name, volume_usage: account }: &CountedUsage| {
         json!({
             "number": volume,

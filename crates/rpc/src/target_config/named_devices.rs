@@ -158,7 +158,7 @@ impl NamedDevices {
                 format!("no device above is called `{name}`, expected one of {}", all.join(", "))
             }
         })?;
-        Ok(Uri::on_child(SCHEME, meant.clone(), name))
+        Ok(Uri::with_child(SCHEME, meant.clone(), name))
     }
 }
 

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tenmil_base::{
     BlockDevice, BlockExtent, ChannelWakeup, CompletionBatch, Error, HoleReporting, Instant,
-    IoChannel, IoCompletion, Limits, MediumMemory, Operation, Request, Reservations, Segment, Span,
-    UtcTime,
+    IoChannel, IoCompletion, Limits, MediumMemory, Operation, Request, ReservationControl, Segment,
+    Span, UtcTime,
 };
 use tenmil_wire::Status;
 
@@ -221,7 +221,7 @@ impl BlockDevice for ObservedDevice {
         self.inner.identity()
     }
 
-    fn reservations(&self) -> Option<&dyn Reservations> {
+    fn reservations(&self) -> Option<&dyn ReservationControl> {
         self.inner.reservations()
     }
 

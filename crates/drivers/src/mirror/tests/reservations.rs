@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tenmil_base::{
     BlockDevice, ChannelWakeup, CompletionBatch, Error, Instant, IoChannel, IoCompletion, IoStatus,
-    Limits, Operation, Request, ReservationHolder, Reservations, Segment, Span, WakeSource,
+    Limits, Operation, Request, ReservationControl, ReservationHolder, Segment, Span, WakeSource,
 };
 
 use super::ownership::OwnershipFixture;
@@ -51,12 +51,12 @@ impl BlockDevice for NamespaceOfHost {
         Ok(Box::new(NamespaceChannel { below, namespace, refused: Vec::new() }))
     }
 
-    fn reservations(&self) -> Option<&dyn Reservations> {
+    fn reservations(&self) -> Option<&dyn ReservationControl> {
         Some(self)
     }
 }
 
-impl Reservations for NamespaceOfHost {
+impl ReservationControl for NamespaceOfHost {
     fn holder(&self) -> Result<Option<ReservationHolder>, Error> {
         if self.is_down.load(Ordering::Relaxed) {
             return Err(Error::environment("no path"));

@@ -1,4 +1,4 @@
-//! Driver side of a ring, in any memory. `crates/cli/tests/vhost_user.rs` has a copy.
+//! Driver side of a ring, in any memory. `crates/cli/tests/program/vhost_user.rs` includes it.
 
 use tenmil_base::{Memory, RegionId, Segment};
 

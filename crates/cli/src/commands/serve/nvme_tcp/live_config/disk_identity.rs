@@ -63,7 +63,7 @@ fn with_identities_for_names(uri: Uri, names: &DeviceIdentities) -> Uri {
         }
         ("volume", [below]) => {
             let volume = identity_of_open_device(&uri, names).unwrap_or(uri.path());
-            Uri::on_child("volume", with_identities_for_names(below.clone(), names), volume)
+            Uri::with_child("volume", with_identities_for_names(below.clone(), names), volume)
         }
         (_, []) if let Some(name) = identity_of_open_device(&uri, names) => {
             Uri::new("namespace", name)
