@@ -225,6 +225,9 @@ const OTHERS: &[CallRow] = &[
     row("mkdir", libc::SYS_mkdir, Files),
     // Waiting.
     row("epoll_create1", libc::SYS_epoll_create1, Events),
+    // Of librados, which ends the process without it.
+    #[cfg(target_arch = "x86_64")]
+    row("epoll_create", libc::SYS_epoll_create, Events),
     row("epoll_ctl", libc::SYS_epoll_ctl, Events),
     row("eventfd2", libc::SYS_eventfd2, Events),
     row("ppoll", libc::SYS_ppoll, Events),
@@ -236,6 +239,8 @@ const OTHERS: &[CallRow] = &[
     row("bind", libc::SYS_bind, Sockets),
     row("listen", libc::SYS_listen, Sockets),
     row("accept4", libc::SYS_accept4, Sockets),
+    // Of the administration socket of librados, whose thread would try again without a pause.
+    row("accept", libc::SYS_accept, Sockets),
     row("connect", libc::SYS_connect, Sockets),
     row("shutdown", libc::SYS_shutdown, Sockets),
     row("getsockname", libc::SYS_getsockname, Sockets),
