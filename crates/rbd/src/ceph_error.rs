@@ -126,6 +126,7 @@ fn meaning_of(errno: CephErrno) -> (ErrorCategory, Option<&'static str>, Option<
             Some("the quota of the pool is reached"),
             Some("`ceph osd pool get-quota POOL` shows it."),
         ),
+        libc::EAGAIN => (Remote, Some("other clients have changed it in each attempt"), None),
         libc::EEXIST => (Usage, Some("there is one of that name already"), None),
         libc::ENOTCONN => (
             Environment,

@@ -1,5 +1,6 @@
 //! Connections to clusters, shared by the images of a process.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -18,8 +19,10 @@ pub(crate) struct Cluster {
     connection: Option<Arc<Connection>>,
     /// Open pools, by pool and namespace.
     pools: Mutex<Vec<(String, String, Weak<PoolContext>)>>,
-    /// The cluster rejects this client.
+    /// Whether devices that are opened from now on use a new connection.
     is_retired: AtomicBool,
+    /// Addresses of the clients that this connection has blocklisted.
+    blocklisted: Mutex<BTreeSet<String>>,
 }
 
 /// The open connections of the process. Locked while one is opened, so that devices that are opened at the same time
@@ -30,6 +33,10 @@ static CLUSTERS: Mutex<Vec<Weak<Cluster>>> = Mutex::new(Vec::new());
 const MARGIN: Span = Span::from_secs(5);
 /// Maximum time to close a connection.
 const CLOSE_LIMIT: Span = Span::from_secs(10);
+/// Maximum time to blocklist a client.
+const BLOCKLIST_LIMIT: Span = Span::from_secs(10);
+/// Time for which a client is blocklisted, in seconds: longer than a process stays stopped that is continued.
+const BLOCKLIST_SECONDS: u32 = 24 * 3600;
 
 impl Cluster {
     /// The open connection with this access, or a new one. Blocks.
@@ -47,12 +54,20 @@ impl Cluster {
         if let Some(cluster) = open.find(|cluster| cluster.is_reached_by(functions, access)) {
             return Ok(cluster);
         }
-        let cluster = Arc::new(Self::connect_new(functions, access)?);
+        let cluster = Arc::new(Self::connect_unshared(functions, access)?);
         clusters.push(Arc::downgrade(&cluster));
         Ok(cluster)
     }
 
-    fn connect_new(functions: &'static Functions, access: &ClusterAccess) -> Result<Self, Error> {
+    /// A new connection that no device uses. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If the cluster cannot be reached.
+    pub(crate) fn connect_unshared(
+        functions: &'static Functions,
+        access: &ClusterAccess,
+    ) -> Result<Self, Error> {
         let options = access.options.clone();
         let limit = Span { ns: access.connect_timeout.ns.saturating_add(MARGIN.ns) };
         let call = move || Connection::connect(functions, &options);
@@ -62,12 +77,29 @@ impl Cluster {
         };
         let connection = connected.map_err(|(step, errno)| connect_error(access, &step, errno))?;
         let connection = Some(Arc::new(connection));
-        let is_retired = AtomicBool::new(false);
-        Ok(Self { access: access.clone(), connection, pools: Mutex::default(), is_retired })
+        let (is_retired, blocklisted) = (AtomicBool::new(false), Mutex::default());
+        let (access, pools) = (access.clone(), Mutex::default());
+        Ok(Self { access, connection, pools, is_retired, blocklisted })
     }
 
-    /// Makes devices that are opened from now on use a new connection: the cluster rejects this one. Takes no lock, since
-    /// a channel calls it.
+    /// The connections of this process that reach a cluster in this way.
+    pub(crate) fn connected(access: &ClusterAccess) -> Vec<Arc<Self>> {
+        Self::all().filter(|cluster| cluster.access == *access).collect()
+    }
+
+    /// Makes devices that are opened from now on use new connections.
+    pub(crate) fn retire_all() {
+        Self::all().for_each(|cluster| cluster.retire());
+    }
+
+    fn all() -> impl Iterator<Item = Arc<Self>> {
+        let clusters = CLUSTERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let open: Vec<_> = clusters.iter().filter_map(Weak::upgrade).collect();
+        open.into_iter()
+    }
+
+    /// Makes devices that are opened from now on use a new connection: the cluster rejects this one, or will. Takes no lock,
+    /// since a channel calls it.
     pub(crate) fn retire(&self) {
         self.is_retired.store(true, Ordering::Relaxed);
     }
@@ -75,6 +107,39 @@ impl Cluster {
     /// The identifier of the cluster.
     pub(crate) fn fsid(&self) -> &str {
         self.connection.as_ref().map_or("", |connection| connection.fsid())
+    }
+
+    /// Addresses of this client, as a blocklist has them.
+    pub(crate) fn addresses(&self) -> &str {
+        self.connection.as_ref().map_or("", |connection| connection.addresses())
+    }
+
+    /// Has the cluster reject the requests of a client, also those that it has sent. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// If the client may not do that, or no monitor answers.
+    pub(crate) fn blocklist(&self, addresses: &str) -> Result<(), Error> {
+        let mut blocklisted = self.blocklisted.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(connection) = self.connection.clone().filter(|_| !blocklisted.contains(addresses))
+        else {
+            return Ok(());
+        };
+        let text = addresses.to_owned();
+        let call = move || connection.blocklist(&text, BLOCKLIST_SECONDS);
+        let late = Err(CephErrno(libc::ETIMEDOUT));
+        call_with_deadline(BLOCKLIST_LIMIT, call)?.unwrap_or(late).map_err(|errno| {
+            let error = ceph_error(format!("blocklist {addresses}"), errno);
+            match errno.0 {
+                libc::EACCES | libc::EPERM => error.with_hint(
+                    "Give the client the capability `profile rbd` of the monitors: `ceph auth caps client.NAME mon \
+                     'profile rbd' osd 'profile rbd'`.",
+                ),
+                _ => error,
+            }
+        })?;
+        blocklisted.insert(addresses.to_owned());
+        Ok(())
     }
 
     /// A pool and namespace, shared by its images.

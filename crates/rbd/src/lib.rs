@@ -12,6 +12,8 @@
 //! | [`rbd_channel`] | requests and completions |
 //! | [`rbd_device`] | the block device |
 //! | [`watcher`] | resizes, lost locks and removals, by one thread for all images |
+//! | [`store_cluster`], [`rados_store`] | the store of a gateway group in an object of a pool |
+//! | [`fence`] | clients of former owners of images are blocklisted |
 //! | [`images`] | images of a pool and their snapshots: create, list, clone, resize, roll back, delete |
 //! | [`ceph_error`] | error numbers of Ceph, by name |
 //!
@@ -35,16 +37,22 @@ mod cluster;
 #[forbid(unsafe_code)]
 mod deadline;
 #[forbid(unsafe_code)]
+pub mod fence;
+#[forbid(unsafe_code)]
 pub mod images;
 mod librbd;
 #[forbid(unsafe_code)]
 mod open_image;
+#[forbid(unsafe_code)]
+mod rados_store;
 #[forbid(unsafe_code)]
 mod rbd_channel;
 #[forbid(unsafe_code)]
 mod rbd_device;
 #[forbid(unsafe_code)]
 mod rbd_uri;
+#[forbid(unsafe_code)]
+mod store_cluster;
 #[cfg(test)]
 mod tests;
 #[forbid(unsafe_code)]
@@ -55,6 +63,9 @@ use std::sync::Arc;
 use tenmil_base::{BlockDevice, Error};
 use tenmil_block::uri::Uri;
 use tenmil_block::{ExistingData, OpenedDevice, Opener};
+
+pub use self::rados_store::RadosStore;
+pub use self::store_cluster::{RadosUri, RadosWatch, StoreCluster};
 
 use self::librbd::Functions;
 use self::open_image::OpenImage;

@@ -5,6 +5,7 @@
 //! | [`Functions`] | the functions of both libraries |
 //! | [`Connection`] | `rados_t`, a connection to a cluster |
 //! | [`PoolContext`] | `rados_ioctx_t`, a pool and a namespace in it |
+//! | [`ObjectWatch`] | a watch of an object, and [`Notification`], what it waits for |
 //! | [`Image`] | `rbd_image_t`, an open image |
 //! | [`IoRecord`] | what a request in flight needs until its completion |
 //!
@@ -17,9 +18,9 @@
 //!   handle. All else that librbd accesses until a completion, the address list included, belongs to the
 //!   [`IoRecord`], which librbd owns from the submission on. The record of a request that never completes
 //!   is never freed.
-//! - No callback runs code of this program, except the one that reports a change of an image's header. It
-//!   stores a word and signals an event descriptor, and its argument is freed after librbd has
-//!   confirmed that no further call follows.
+//! - No callback runs code of this program, except those that report a change of an image's header or a
+//!   notification of an object. They store a word, signal an event descriptor and confirm the notification,
+//!   and their argument is freed after the library has confirmed that no further call follows.
 //! - No panic crosses into the libraries: callbacks call nothing that may panic.
 
 mod connection;
@@ -29,12 +30,16 @@ mod functions;
 mod image;
 mod image_administration;
 mod io_record;
+mod object;
+mod object_watch;
 
 pub(crate) use self::connection::{ConnectStep, Connection, ConnectionOptions, PoolContext};
 pub(crate) use self::functions::Functions;
 pub(crate) use self::image::{Image, ImageLayout, OpenMode};
 pub use self::image_administration::{ImageSpec, SnapshotRow};
 pub(crate) use self::io_record::{IoRecord, SubmitError};
+pub(crate) use self::object::ObjectChange;
+pub(crate) use self::object_watch::{Notification, ObjectWatch};
 
 use std::ffi::{CStr, CString, c_char, c_int};
 

@@ -108,6 +108,9 @@ const OWN_OPTIONS: [(&str, &str); 6] = [
     ("rados_osd_op_timeout", "io-timeout"),
 ];
 
+/// Options of Ceph with the time limit of requests.
+const IO_TIMEOUT_OPTIONS: [&str; 2] = ["rados_mon_op_timeout", "rados_osd_op_timeout"];
+
 /// Prefix of keys whose rest is an option of Ceph.
 const CEPH_OPTION: &str = "conf-";
 
@@ -174,6 +177,16 @@ impl ClusterAccess {
     ) -> Result<Self, UriError> {
         let connect_timeout = timeout_value(uri, fields, "connect-timeout", CONNECT_TIMEOUT)?;
         let io_timeout = timeout_value(uri, fields, "io-timeout", IO_TIMEOUT)?;
+        Self::with_timeouts(uri, fields, cache, (connect_timeout, io_timeout))
+    }
+
+    /// Consumes the options that reach a cluster, without those of the time limits to connect and of a request.
+    pub(crate) fn with_timeouts(
+        uri: &Uri,
+        fields: &mut UriOptions<'_>,
+        cache: CacheMode,
+        (connect_timeout, io_timeout): (Span, Span),
+    ) -> Result<Self, UriError> {
         let conf = fields.text_value("conf");
         let user = fields.text_value("user").unwrap_or_else(|| "admin".to_owned());
         let cluster = fields.text_value("cluster").unwrap_or_else(|| "ceph".to_owned());
@@ -190,6 +203,17 @@ impl ClusterAccess {
         let client = format!("client.{user}");
         let options = ConnectionOptions { cluster, client, conf, settings };
         Ok(Self { options, connect_timeout, io_timeout })
+    }
+
+    /// The same with another time limit of requests.
+    pub(crate) fn with_io_timeout(&self, io_timeout: Span) -> Self {
+        let mut access = Self { io_timeout, ..self.clone() };
+        for (key, value) in &mut access.options.settings {
+            if IO_TIMEOUT_OPTIONS.contains(&key.as_str()) {
+                *value = whole_seconds(io_timeout);
+            }
+        }
+        access
     }
 }
 
@@ -232,12 +256,11 @@ impl ImagePlace {
 
 /// The options of Ceph that follow from those of the URI.
 fn settings_of(cache: CacheMode, connect_timeout: Span, io_timeout: Span) -> Vec<(String, String)> {
-    let seconds = |time: Span| time.ns.div_ceil(1_000_000_000).to_string();
     let is_cached = cache != CacheMode::Off;
     let mut settings = vec![
-        ("client_mount_timeout", seconds(connect_timeout)),
-        ("rados_mon_op_timeout", seconds(io_timeout)),
-        ("rados_osd_op_timeout", seconds(io_timeout)),
+        ("client_mount_timeout", whole_seconds(connect_timeout)),
+        ("rados_mon_op_timeout", whole_seconds(io_timeout)),
+        ("rados_osd_op_timeout", whole_seconds(io_timeout)),
         ("rbd_cache", is_cached.to_string()),
         // A cache on a local disk keeps completed writes that the cluster does not have.
         ("rbd_persistent_cache_mode", "disabled".to_owned()),
@@ -246,6 +269,11 @@ fn settings_of(cache: CacheMode, connect_timeout: Span, io_timeout: Span) -> Vec
         settings.push(("rbd_cache_policy", "writethrough".to_owned()));
     }
     settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// A time as Ceph has it, rounded up.
+fn whole_seconds(time: Span) -> String {
+    time.ns.div_ceil(1_000_000_000).to_string()
 }
 
 #[cfg(test)]

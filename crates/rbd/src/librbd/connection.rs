@@ -5,14 +5,15 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::functions::{Functions, Ioctx, Rados};
-use super::{CephErrno, c_string, check, text_of};
+use super::{CephErrno, c_string, check, owned_text, text_of};
 
 /// Connection to a cluster. Dropping it closes it, which waits for the cluster for a bounded time.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(super) functions: &'static Functions,
-    handle: Rados,
+    pub(super) handle: Rados,
     fsid: String,
+    addresses: String,
 }
 
 /// What a connection is opened with.
@@ -82,7 +83,8 @@ impl Connection {
         };
         check(created).map_err(create)?;
         // From here on, dropping it frees the handle.
-        let mut connection = Self { functions, handle, fsid: String::new() };
+        let (fsid, addresses) = (String::new(), String::new());
+        let mut connection = Self { functions, handle, fsid, addresses };
         connection.read_conf(options.conf.as_deref()).map_err(|e| (ConnectStep::ReadConf, e))?;
         for (key, value) in &options.settings {
             connection.set(key, value).map_err(|e| (ConnectStep::Set(key.clone()), e))?;
@@ -91,6 +93,7 @@ impl Connection {
         // SAFETY: the handle was created above and is not connected yet.
         check(unsafe { (functions.rados_connect)(handle) }).map_err(connect)?;
         connection.fsid = connection.read_fsid().map_err(connect)?;
+        connection.addresses = connection.read_addresses().map_err(connect)?;
         Ok(connection)
     }
 
@@ -102,6 +105,37 @@ impl Connection {
     /// The identifier of the cluster.
     pub(crate) fn fsid(&self) -> &str {
         &self.fsid
+    }
+
+    /// Addresses of this client, as a blocklist has them. No other client has had them.
+    pub(crate) fn addresses(&self) -> &str {
+        &self.addresses
+    }
+
+    /// Has the cluster reject the requests of a client from now on, also those that it has sent. Requests of this connection
+    /// are executed after that. Blocks until a monitor has answered.
+    ///
+    /// # Errors
+    ///
+    /// EINVAL if these are no addresses, EACCES without the capability.
+    pub(crate) fn blocklist(&self, addresses: &str, seconds: u32) -> Result<(), CephErrno> {
+        let addresses = c_string(addresses)?;
+        let (handle, text) = (self.handle, addresses.as_ptr().cast_mut());
+        // SAFETY: the handle is connected; the text is a C string, which the function copies.
+        check(unsafe { (self.functions.rados_blocklist_add)(handle, text, seconds) })?;
+        // An OSD executes no request of this client before it has the map that this client has.
+        // SAFETY: the handle is connected.
+        check(unsafe { (self.functions.rados_wait_for_latest_osdmap)(handle) }).map(drop)
+    }
+
+    fn read_addresses(&self) -> Result<String, CephErrno> {
+        let mut text = ptr::null_mut();
+        // SAFETY: the handle is connected, and the address is stored to a variable that outlives the call.
+        check(unsafe { (self.functions.rados_getaddrs)(self.handle, &raw mut text) })?;
+        let addresses = owned_text(text);
+        // SAFETY: the library has allocated the text, which is freed once.
+        unsafe { (self.functions.rados_buffer_free)(text) };
+        Ok(addresses)
     }
 
     fn read_conf(&self, path: Option<&str>) -> Result<(), CephErrno> {

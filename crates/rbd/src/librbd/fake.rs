@@ -3,15 +3,16 @@
 //! Images are found by name; each test uses names of its own.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::iovec;
 
 use super::functions::{
-    Completion, ConfigOption, DiffCallback, Functions, ImageHandle, ImageInfo, ImageOptions,
-    IoCallback, Ioctx, NamedImage, Rados, SnapshotInfo, UpdateCallback,
+    AioCallback, AioCompletion, Completion, ConfigOption, DiffCallback, Functions, ImageHandle,
+    ImageInfo, ImageOptions, IoCallback, Ioctx, NamedImage, OmapIterator, Rados, ReadOp,
+    SnapshotInfo, UpdateCallback, WatchCallback, WatchErrorCallback, WriteOp,
 };
 
 /// An image of the fake, whether it is open or not.
@@ -68,11 +69,15 @@ struct FakeCompletion {
 /// What a connection of the fake is.
 struct FakeCluster {
     fails: bool,
+    /// Number of the connection.
+    number: usize,
 }
 
 static IMAGES: Mutex<BTreeMap<String, Arc<FakeImage>>> = Mutex::new(BTreeMap::new());
 /// Names of the clients, one for each connection that was made.
 static CLIENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Addresses that were blocklisted, one for each call.
+static BLOCKLIST: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Bytes of an object of the fake.
 pub(crate) const OBJECT_BYTES: u64 = 1 << 20;
@@ -91,6 +96,12 @@ pub(crate) fn create(name: &str, len_bytes: usize) -> Arc<FakeImage> {
 pub(crate) fn connect_count(client: &str) -> usize {
     let clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
     clients.iter().filter(|name| *name == client).count()
+}
+
+/// How often a client was blocklisted.
+pub(crate) fn blocklist_count(addresses: &str) -> usize {
+    let blocklist = BLOCKLIST.lock().unwrap_or_else(PoisonError::into_inner);
+    blocklist.iter().filter(|found| *found == addresses).count()
 }
 
 impl FakeImage {
@@ -259,8 +270,10 @@ unsafe extern "C" fn create2(
     client: *const c_char,
     _: u64,
 ) -> c_int {
-    CLIENTS.lock().unwrap_or_else(PoisonError::into_inner).push(text(client).to_owned());
-    store(cluster, Box::into_raw(Box::new(FakeCluster { fails: false })).cast());
+    let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    clients.push(text(client).to_owned());
+    let connection = FakeCluster { fails: false, number: clients.len() };
+    store(cluster, Box::into_raw(Box::new(connection)).cast());
     0
 }
 
@@ -302,6 +315,172 @@ unsafe extern "C" fn ioctx_get_id(_: Ioctx) -> i64 {
     3
 }
 unsafe extern "C" fn set_pool_full_try(_: Ioctx) {}
+
+unsafe extern "C" fn getaddrs(cluster: Rados, addresses: *mut *mut c_char) -> c_int {
+    // SAFETY: the handle is a box that `create2` has leaked.
+    let number = unsafe { (*cluster.cast::<FakeCluster>()).number };
+    let text = CString::new(format!("127.0.0.1:0/{number}")).unwrap_or_default();
+    store(addresses, text.into_raw());
+    0
+}
+
+unsafe extern "C" fn buffer_free(text: *mut c_char) {
+    // SAFETY: `getaddrs` has leaked it, and it is freed once.
+    drop(unsafe { CString::from_raw(text) });
+}
+
+unsafe extern "C" fn blocklist_add(_: Rados, addresses: *mut c_char, _: u32) -> c_int {
+    let mut blocklist = BLOCKLIST.lock().unwrap_or_else(PoisonError::into_inner);
+    blocklist.push(text(addresses).to_owned());
+    0
+}
+
+unsafe extern "C" fn wait_for_osdmap(_: Rados) -> c_int {
+    0
+}
+
+// The maps of objects are those of a real cluster only.
+unsafe extern "C" fn create_op() -> *mut c_void {
+    std::ptr::null_mut()
+}
+unsafe extern "C" fn release_op(_: *mut c_void) {}
+unsafe extern "C" fn omap_get_vals(
+    _: ReadOp,
+    _: *const c_char,
+    _: *const c_char,
+    _: u64,
+    _: *mut OmapIterator,
+    _: *mut u8,
+    _: *mut c_int,
+) {
+}
+unsafe extern "C" fn read_operate(_: ReadOp, _: Ioctx, _: *const c_char, _: c_int) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn omap_get_next(
+    _: OmapIterator,
+    _: *mut *mut c_char,
+    _: *mut *mut c_char,
+    _: *mut usize,
+    _: *mut usize,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn op_create(_: WriteOp, _: c_int, _: *const c_char) {}
+unsafe extern "C" fn omap_cmp(
+    _: WriteOp,
+    _: *const c_char,
+    _: u8,
+    _: *const c_char,
+    _: usize,
+    _: usize,
+    _: *mut c_int,
+) {
+}
+unsafe extern "C" fn omap_set(
+    _: WriteOp,
+    _: *const *const c_char,
+    _: *const *const c_char,
+    _: *const usize,
+    _: *const usize,
+    _: usize,
+) {
+}
+unsafe extern "C" fn omap_rm_keys(_: WriteOp, _: *const *const c_char, _: *const usize, _: usize) {}
+unsafe extern "C" fn write_operate(
+    _: WriteOp,
+    _: Ioctx,
+    _: *const c_char,
+    _: *mut libc::time_t,
+    _: c_int,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn lock_shared(
+    _: Ioctx,
+    _: *const c_char,
+    _: *const c_char,
+    _: *const c_char,
+    _: *const c_char,
+    _: *const c_char,
+    _: *mut libc::timeval,
+    _: u8,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn unlock(
+    _: Ioctx,
+    _: *const c_char,
+    _: *const c_char,
+    _: *const c_char,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn list_lockers(
+    _: Ioctx,
+    _: *const c_char,
+    _: *const c_char,
+    _: *mut c_int,
+    _: *mut c_char,
+    _: *mut usize,
+    _: *mut c_char,
+    _: *mut usize,
+    _: *mut c_char,
+    _: *mut usize,
+    _: *mut c_char,
+    _: *mut usize,
+) -> isize {
+    -(libc::EOPNOTSUPP as isize)
+}
+unsafe extern "C" fn watch3(
+    _: Ioctx,
+    _: *const c_char,
+    _: *mut u64,
+    _: WatchCallback,
+    _: WatchErrorCallback,
+    _: u32,
+    _: *mut c_void,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn unwatch2(_: Ioctx, _: u64) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn watch_flush(_: Rados) -> c_int {
+    0
+}
+unsafe extern "C" fn notify_ack(
+    _: Ioctx,
+    _: *const c_char,
+    _: u64,
+    _: u64,
+    _: *const c_char,
+    _: c_int,
+) -> c_int {
+    0
+}
+unsafe extern "C" fn aio_create(
+    _: *mut c_void,
+    _: Option<AioCallback>,
+    _: *mut AioCompletion,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn aio_notify(
+    _: Ioctx,
+    _: *const c_char,
+    _: AioCompletion,
+    _: *const c_char,
+    _: c_int,
+    _: u64,
+    _: *mut *mut c_char,
+    _: *mut usize,
+) -> c_int {
+    -libc::EOPNOTSUPP
+}
+unsafe extern "C" fn aio_result(_: AioCompletion) -> c_int {
+    0
+}
 
 unsafe extern "C" fn version(major: *mut c_int, minor: *mut c_int, extra: *mut c_int) {
     store(major, 1);
@@ -679,6 +858,35 @@ pub(crate) static FUNCTIONS: Functions = Functions {
     rados_ioctx_set_namespace: ioctx_set_namespace,
     rados_ioctx_get_id: ioctx_get_id,
     rados_set_pool_full_try: set_pool_full_try,
+    rados_getaddrs: getaddrs,
+    rados_buffer_free: buffer_free,
+    rados_blocklist_add: blocklist_add,
+    rados_wait_for_latest_osdmap: wait_for_osdmap,
+    rados_create_read_op: create_op,
+    rados_release_read_op: release_op,
+    rados_read_op_omap_get_vals2: omap_get_vals,
+    rados_read_op_operate: read_operate,
+    rados_omap_get_next2: omap_get_next,
+    rados_omap_get_end: release_op,
+    rados_create_write_op: create_op,
+    rados_release_write_op: release_op,
+    rados_write_op_create: op_create,
+    rados_write_op_omap_cmp2: omap_cmp,
+    rados_write_op_omap_set2: omap_set,
+    rados_write_op_omap_rm_keys2: omap_rm_keys,
+    rados_write_op_operate: write_operate,
+    rados_lock_shared: lock_shared,
+    rados_unlock: unlock,
+    rados_list_lockers: list_lockers,
+    rados_watch3: watch3,
+    rados_unwatch2: unwatch2,
+    rados_watch_flush: watch_flush,
+    rados_notify_ack: notify_ack,
+    rados_aio_create_completion2: aio_create,
+    rados_aio_notify: aio_notify,
+    rados_aio_is_complete: aio_result,
+    rados_aio_wait_for_complete: aio_result,
+    rados_aio_release: release_op,
     rbd_version: version,
     rbd_open: open,
     rbd_open_read_only: open,

@@ -23,6 +23,22 @@ pub(super) type UpdateCallback = unsafe extern "C" fn(*mut c_void);
 /// The callback of `rbd_diff_iterate2`: offset, length, whether data exist, argument.
 pub(super) type DiffCallback = unsafe extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
 
+/// `rados_read_op_t`
+pub(super) type ReadOp = *mut c_void;
+/// `rados_write_op_t`
+pub(super) type WriteOp = *mut c_void;
+/// `rados_omap_iter_t`
+pub(super) type OmapIterator = *mut c_void;
+/// `rados_completion_t`
+pub(super) type AioCompletion = *mut c_void;
+/// `rados_callback_t`
+pub(super) type AioCallback = unsafe extern "C" fn(AioCompletion, *mut c_void);
+/// `rados_watchcb2_t`: argument, notification, watch, notifier, data, length.
+pub(super) type WatchCallback =
+    unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut c_void, usize);
+/// `rados_watcherrcb_t`: argument, watch, error.
+pub(super) type WatchErrorCallback = unsafe extern "C" fn(*mut c_void, u64, c_int);
+
 /// `rbd_image_info_t`
 #[repr(C)]
 pub(super) struct ImageInfo {
@@ -61,6 +77,12 @@ pub(super) struct ConfigOption {
     pub(super) source: c_int,
 }
 
+/// `LIBRADOS_CMPXATTR_OP_EQ`
+pub(super) const COMPARE_EQUAL: u8 = 1;
+/// `LIBRADOS_CREATE_EXCLUSIVE`
+pub(super) const CREATE_EXCLUSIVE: c_int = 1;
+/// `LIBRADOS_LOCK_FLAG_MUST_RENEW`
+pub(super) const LOCK_MUST_RENEW: u8 = 1 << 1;
 /// `EVENT_TYPE_EVENTFD`
 pub(super) const EVENT_TYPE_EVENTFD: c_int = 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`
@@ -122,6 +144,56 @@ functions! {
     rados_ioctx_set_namespace(Ioctx, *const c_char);
     rados_ioctx_get_id(Ioctx) -> i64;
     rados_set_pool_full_try(Ioctx);
+    rados_getaddrs(Rados, *mut *mut c_char) -> c_int;
+    rados_buffer_free(*mut c_char);
+    rados_blocklist_add(Rados, *mut c_char, u32) -> c_int;
+    rados_wait_for_latest_osdmap(Rados) -> c_int;
+    rados_create_read_op() -> ReadOp;
+    rados_release_read_op(ReadOp);
+    rados_read_op_omap_get_vals2(
+        ReadOp, *const c_char, *const c_char, u64, *mut OmapIterator, *mut u8, *mut c_int
+    );
+    rados_read_op_operate(ReadOp, Ioctx, *const c_char, c_int) -> c_int;
+    rados_omap_get_next2(
+        OmapIterator, *mut *mut c_char, *mut *mut c_char, *mut usize, *mut usize
+    ) -> c_int;
+    rados_omap_get_end(OmapIterator);
+    rados_create_write_op() -> WriteOp;
+    rados_release_write_op(WriteOp);
+    rados_write_op_create(WriteOp, c_int, *const c_char);
+    rados_write_op_omap_cmp2(
+        WriteOp, *const c_char, u8, *const c_char, usize, usize, *mut c_int
+    );
+    rados_write_op_omap_set2(
+        WriteOp, *const *const c_char, *const *const c_char, *const usize, *const usize, usize
+    );
+    rados_write_op_omap_rm_keys2(WriteOp, *const *const c_char, *const usize, usize);
+    rados_write_op_operate(WriteOp, Ioctx, *const c_char, *mut libc::time_t, c_int) -> c_int;
+    rados_lock_shared(
+        Ioctx, *const c_char, *const c_char, *const c_char, *const c_char, *const c_char,
+        *mut libc::timeval, u8
+    ) -> c_int;
+    rados_unlock(Ioctx, *const c_char, *const c_char, *const c_char) -> c_int;
+    rados_list_lockers(
+        Ioctx, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char,
+        *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize
+    ) -> isize;
+    rados_watch3(
+        Ioctx, *const c_char, *mut u64, WatchCallback, WatchErrorCallback, u32, *mut c_void
+    ) -> c_int;
+    rados_unwatch2(Ioctx, u64) -> c_int;
+    rados_watch_flush(Rados) -> c_int;
+    rados_notify_ack(Ioctx, *const c_char, u64, u64, *const c_char, c_int) -> c_int;
+    rados_aio_create_completion2(
+        *mut c_void, Option<AioCallback>, *mut AioCompletion
+    ) -> c_int;
+    rados_aio_notify(
+        Ioctx, *const c_char, AioCompletion, *const c_char, c_int, u64, *mut *mut c_char,
+        *mut usize
+    ) -> c_int;
+    rados_aio_is_complete(AioCompletion) -> c_int;
+    rados_aio_wait_for_complete(AioCompletion) -> c_int;
+    rados_aio_release(AioCompletion);
     }
 
     of_rbd {
