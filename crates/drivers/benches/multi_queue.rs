@@ -1,5 +1,5 @@
-//! Instructions per I/O of the multi-queue layer, over a null device and beside that alone: counted
-//! and not timed, the same on a noisy machine as on a quiet one.
+//! Instructions per I/O of the multi-queue layer, and of the lease of a gateway group, over a null device and beside
+//! that alone: counted and not timed, the same on a noisy machine as on a quiet one.
 //!
 //! Each count is of one batch of as many reads as its name ends with, submitted and completed, on a
 //! device that was warmed up by some iterations. `.ci/instructions` divides, and holds the result against
@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
 use tenmil_base::{
-    BlockDevice, CompletionBatch, Instant, IoChannel, Operation, Request, RequestFlags, Segment,
+    BlockDevice, CompletionBatch, Durability, Error, Instant, IoChannel, Limits, Operation,
+    Request, RequestFlags, Segment,
 };
 use tenmil_block::{Bdev, BdevOptions, ChannelMode, Claim, QueueMap};
-use tenmil_drivers::NullDevice;
+use tenmil_drivers::{LeaseEnd, LeasedDevice, NullDevice};
 use tenmil_linux::Clock;
 
 /// A block device, and reads for it.
@@ -65,6 +66,37 @@ fn null_device_read_load(count: u64) -> ReadLoad {
     ReadLoad::with_requests(medium.channel().expect("a channel"), count)
 }
 
+/// A null device that reports another durability.
+struct DurableNull(NullDevice, Durability);
+
+impl BlockDevice for DurableNull {
+    fn limits(&self) -> Limits {
+        Limits { durability: self.1, ..self.0.limits() }
+    }
+
+    fn channel(&self) -> Result<Box<dyn IoChannel>, Error> {
+        self.0.channel()
+    }
+}
+
+/// A null device that is served under a lease.
+fn lease_read_load(count: u64, durability: Durability) -> ReadLoad {
+    let medium = DurableNull(NullDevice::new(512, 1 << 30).expect("a geometry"), durability);
+    let lease = LeaseEnd::default();
+    lease.set(Instant::NEVER);
+    let leased = LeasedDevice::new(Arc::new(medium), lease).expect("a durable device");
+    ReadLoad::with_requests(leased.channel().expect("a channel"), count)
+}
+
+fn persistent_read_load(count: u64) -> ReadLoad {
+    lease_read_load(count, Durability::Persistent)
+}
+
+/// Its writes are forced to the medium, so each batch is copied.
+fn forced_read_load(count: u64) -> ReadLoad {
+    lease_read_load(count, Durability::VolatileCache)
+}
+
 /// A null device behind the multi-queue layer.
 fn bdev_read_load(count: u64, mode: ChannelMode, map: QueueMap) -> ReadLoad {
     let medium = NullDevice::new(512, 1 << 30).expect("a geometry");
@@ -100,5 +132,15 @@ fn layer(mut reads: ReadLoad) -> ReadLoad {
     reads
 }
 
-library_benchmark_group!(name = per_turn; benchmarks = layer);
+// The lease over a null device: what `layer.null` does not have is what the lease costs.
+#[library_benchmark]
+#[bench::persistent_1(args = (1,), setup = persistent_read_load)]
+#[bench::persistent_128(args = (128,), setup = persistent_read_load)]
+#[bench::forced_128(args = (128,), setup = forced_read_load)]
+fn lease(mut reads: ReadLoad) -> ReadLoad {
+    reads.run_iteration();
+    reads
+}
+
+library_benchmark_group!(name = per_turn; benchmarks = layer, lease);
 main!(library_benchmark_groups = per_turn);

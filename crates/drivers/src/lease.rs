@@ -188,12 +188,12 @@ impl IoChannel for LeasedChannel {
         let first = completions.len();
         let count = refused + self.inner.poll(now, completions);
         self.outstanding = self.outstanding.saturating_sub(count);
-        if completions.len() > first && self.lease.has_ended(now) {
-            // The medium may be fenced: the failure is of this path, and not of the medium.
-            for completion in completions.tail_mut(first) {
-                if !completion.status.is_success() {
-                    completion.status = IoStatus::PATH_ERROR;
-                }
+        let has_ended = completions.len() > first && self.lease.has_ended(now);
+        for completion in completions.tail_mut(first) {
+            // The medium may be fenced, or is lost to this gateway: the failure is of this path, and not of the medium.
+            let is_lost = has_ended || completion.status == IoStatus::NO_DEVICE;
+            if !completion.status.is_success() && is_lost {
+                completion.status = IoStatus::PATH_ERROR;
             }
         }
         count
@@ -380,6 +380,15 @@ mod tests {
         let mut channel = leased.channel().unwrap();
         assert_eq!(execute(&mut *channel, [1, 99]), IoStatus::WRITE_FAULT);
         assert_eq!(execute(&mut *channel, [1, 100]), IoStatus::PATH_ERROR);
+    }
+
+    #[test]
+    fn device_that_is_lost_here_may_be_reached_on_another_path() {
+        let device = Recorder::new(Durability::Persistent, IoStatus::NO_DEVICE);
+        let lease = LeaseEnd::default();
+        lease.set(Instant::NEVER);
+        let leased = LeasedDevice::new(Arc::new(device), lease).unwrap();
+        assert_eq!(execute(&mut *leased.channel().unwrap(), [1, 1]), IoStatus::PATH_ERROR);
     }
 
     #[test]

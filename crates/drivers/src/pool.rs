@@ -19,6 +19,7 @@ mod decouple;
 mod device_key;
 mod device_reservations;
 mod extent_cache;
+mod group_fence;
 mod grow_pool;
 mod inflate;
 mod metadata_thread;
@@ -66,6 +67,7 @@ pub use self::create_pool::{
 };
 pub use self::decouple::DecoupleResult;
 pub use self::device_key::{device_key, file_lock_holder};
+pub use self::group_fence::{owner_names, take_over_pools};
 pub use self::grow_pool::GrowResult;
 pub use self::inflate::InflateResult;
 pub use self::parent_image::ParentCheckResult;
@@ -276,7 +278,8 @@ impl OpenPool {
         let reserved = PoolReservations::new(&name, owns.owner_record().id, &pool_devices);
         let mut excluded = None;
         if place.takes_over {
-            excluded = reserved.preempt_owner(&opened.store, place.force)?;
+            excluded =
+                reserved.preempt_owner(&opened.store, place.takes_from_any(&opened.store))?;
             // Until then the former owner may have changed it.
             let devices = opened.store.devices().clone();
             opened = create_pool::open_pool_store(opener, place, &*first, &geometry, me)?;

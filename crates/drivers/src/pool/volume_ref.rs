@@ -1,7 +1,7 @@
 //! Reference to a volume: the device of its pool, and its name.
 
 use tenmil_volume::device_table::SecondaryDevice;
-use tenmil_volume::{ClaimCondition, InjectedBugs, Pool};
+use tenmil_volume::{ClaimCondition, InjectedBugs, Pool, PoolOwner};
 
 use super::{CACHE_DEFAULT, PAGE_BYTES};
 use crate::owner_identity::has_owner_ended;
@@ -23,6 +23,8 @@ pub struct VolumeRef {
     pub force: bool,
     /// Whether it is taken from an owner that its devices exclude from writing.
     pub takes_over: bool,
+    /// Identifier of an owner that is known to write no more: the pool is taken from it.
+    pub former_owner: Option<u128>,
     /// Bugs that tests inject.
     #[doc(hidden)]
     pub bugs: InjectedBugs,
@@ -33,11 +35,17 @@ impl VolumeRef {
     /// or by force.
     pub(super) fn claim_condition(&self, store: &Pool, excluded: Option<u128>) -> ClaimCondition {
         match store.owner() {
-            Some(_) if self.force => ClaimCondition::Force,
+            Some(_) if self.takes_from_any(store) => ClaimCondition::Force,
             Some(owner) if excluded == Some(owner.id) => ClaimCondition::Force,
             Some(owner) if has_owner_ended(&owner) => ClaimCondition::Over(owner.id),
             _ => ClaimCondition::Free,
         }
+    }
+
+    /// Whether it is taken from its owner without a proof that the owner has ended, or is excluded.
+    pub(super) fn takes_from_any(&self, store: &Pool) -> bool {
+        let is_former = |owner: PoolOwner| self.former_owner == Some(owner.id);
+        self.force || store.owner().is_some_and(is_former)
     }
 
     /// The URI scheme of volumes.
@@ -69,8 +77,9 @@ impl VolumeRef {
     pub fn pool_on(device: &Uri) -> Self {
         let cache_bytes = usize::try_from(CACHE_DEFAULT).unwrap_or(usize::MAX);
         let (store, name, moved) = (device.clone(), String::new(), Vec::new());
-        let (force, takes_over, bugs) = (false, false, InjectedBugs::default());
-        Self { store, name, cache_bytes, moved, force, takes_over, bugs }
+        let (force, takes_over, former_owner) = (false, false, None);
+        let bugs = InjectedBugs::default();
+        Self { store, name, cache_bytes, moved, force, takes_over, former_owner, bugs }
     }
 
     /// The URI of a device other than the first.
