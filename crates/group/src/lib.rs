@@ -28,7 +28,7 @@ mod store_conformance;
 pub use lease::LeaseTiming;
 pub use member::{
     Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, MemberStatus, OpenedGroup,
-    OperationId,
+    OperationId, ProposalOutcome,
 };
 pub use memory_store::MemoryStore;
 pub use store::{

@@ -1,7 +1,7 @@
 //! Member of a group as a state machine.
 //!
 //! ```text
-//!   AwaitingLease ─▶ AwaitingName ─▶ AwaitingEntry ─▶ Joined ──▶ Leaving ─▶ Left
+//!   AwaitingLease ─▶ AwaitingName, AwaitingConfiguration ─▶ AwaitingEntry ─▶ Joined ──▶ Leaving ─▶ Left
 //!        ▲                                              │ lease lost
 //!        └──────────── every group is closed ◀── AwaitingClose
 //!
@@ -13,6 +13,7 @@
 //! Decisions depend on the last snapshot of the map and on nothing that was expected of a transaction: a
 //! transaction whose reply is lost was executed or not, and the next snapshot shows which.
 
+mod configuration;
 mod evaluate;
 mod status;
 #[cfg(test)]
@@ -26,6 +27,8 @@ use super::lease::LeaseTiming;
 use super::records::{MemberRecord, Owner};
 use super::store::{LeaseId, Snapshot, StoreOperation, StoreReply};
 
+pub use configuration::ProposalOutcome;
+use configuration::SharedConfiguration;
 pub use status::MemberStatus;
 
 /// Member of a group.
@@ -73,6 +76,7 @@ pub struct Member {
     lease_operations: VecDeque<(OperationId, StoreOperation)>,
     map_operations: VecDeque<(OperationId, StoreOperation)>,
     actions: VecDeque<Action>,
+    shared: SharedConfiguration,
     /// Cause of the last operation without a reply, until one has a reply.
     store_trouble: Option<String>,
 }
@@ -86,6 +90,8 @@ pub struct MemberConfig {
     pub addresses: Vec<String>,
     /// ANA groups of the group of gateways.
     pub groups: BTreeSet<u32>,
+    /// Configuration that all members share, as a text that is equal if the configurations are.
+    pub configuration: String,
     /// Times of the lease.
     pub timing: LeaseTiming,
     /// Bug that the simulation must find.
@@ -120,6 +126,8 @@ pub enum MemberState {
     AwaitingLease,
     /// Another process has the name, or one that has ended has it until its lease ends.
     AwaitingName,
+    /// The configuration differs from that of the group.
+    AwaitingConfiguration,
     /// The entry of the member is being written.
     AwaitingEntry,
     /// The member holds its lease.
@@ -139,6 +147,7 @@ impl MemberState {
         match self {
             Self::AwaitingLease => "awaiting a lease",
             Self::AwaitingName => "awaiting the end of another lease of this name",
+            Self::AwaitingConfiguration => "awaiting the configuration of the group",
             Self::AwaitingEntry => "joining",
             Self::Joined => "member",
             Self::AwaitingClose => "lease lost, closing devices",
@@ -193,6 +202,12 @@ pub enum Action {
         /// ANA group.
         group: u32,
     },
+    /// Applies the configuration of the group, which another member has changed, and calls
+    /// [`Member::handle_configured`].
+    Configure {
+        /// Configuration that all members share.
+        configuration: String,
+    },
     /// Makes a group optimized.
     Activate {
         /// ANA group.
@@ -223,6 +238,7 @@ impl Member {
     pub fn new(config: MemberConfig, seed: u64) -> Self {
         let phases = config.groups.iter().map(|group| (*group, GroupPhase::Idle)).collect();
         let mut random = Random::new(seed);
+        let configuration = config.configuration.clone();
         Self {
             incarnation: random.next_u64(),
             config,
@@ -253,6 +269,7 @@ impl Member {
             lease_operations: VecDeque::new(),
             map_operations: VecDeque::new(),
             actions: VecDeque::new(),
+            shared: SharedConfiguration::new(configuration),
             store_trouble: None,
         }
     }
@@ -268,6 +285,7 @@ impl Member {
         let holds_lease = matches!(
             self.state,
             MemberState::AwaitingName
+                | MemberState::AwaitingConfiguration
                 | MemberState::AwaitingEntry
                 | MemberState::Joined
                 | MemberState::Leaving
@@ -393,6 +411,14 @@ impl Member {
         }
     }
 
+    /// A device of a group is lost to this member, and another one may reach it.
+    pub fn handle_lost_device(&mut self, now: Instant, group: u32) {
+        if matches!(self.phase(group), GroupPhase::Opened(_) | GroupPhase::Active) {
+            self.refuse(now, group);
+            self.handle_change(now);
+        }
+    }
+
     /// The devices of a group are closed.
     pub fn handle_closed(&mut self, now: Instant, group: u32) {
         if self.phase(group) == GroupPhase::Closing {
@@ -425,7 +451,9 @@ impl Member {
                 self.handle_change(now);
             }
             MemberState::AwaitingLease => self.state = MemberState::Left,
-            MemberState::AwaitingName | MemberState::AwaitingEntry => self.lose_lease(),
+            MemberState::AwaitingName
+            | MemberState::AwaitingConfiguration
+            | MemberState::AwaitingEntry => self.lose_lease(),
             MemberState::AwaitingClose | MemberState::Leaving | MemberState::Left => {}
         }
         self.step(now);
@@ -505,6 +533,7 @@ impl Member {
             return;
         }
         let Some(lease) = self.lease.take() else { return };
+        self.shared.abandon_proposal();
         self.lost_lease = Some(lease);
         if self.config.injected_bug == Some(InjectedBug::EarlyRevoke) {
             self.revoke_lost_lease();

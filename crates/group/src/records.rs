@@ -5,6 +5,7 @@
 //! | `member/NAME` | [`MemberRecord`] | yes |
 //! | `group/ID` | [`GroupRecord`]: owner of an ANA group | no |
 //! | `slot` | last slot of controller identifiers that was given to a member | no |
+//! | `configuration` | configuration that all members share, in a text that they compare | no |
 //! | `namespace/NQN/NSID` | [`NamespaceRecord`]: geometry, for members that do not have the device open | no |
 
 use serde::{Deserialize, Serialize};
@@ -167,6 +168,7 @@ pub fn namespace_key(nqn: &str, nsid: u32) -> String {
 }
 
 pub(crate) const SLOT_KEY: &str = "slot";
+pub(crate) const CONFIGURATION_KEY: &str = "configuration";
 const MEMBER: &str = "member/";
 const GROUP: &str = "group/";
 

@@ -14,13 +14,13 @@ use std::time::Duration;
 use tenmil_base::{Error, Instant, Span};
 use tenmil_drivers::LeaseEnd;
 use tenmil_group::{
-    Action, LeaseTiming, Member, MemberConfig, MemberStatus, OpenedGroup, OperationId, Snapshot,
-    Store, StoreOperation,
+    Action, LeaseTiming, Member, MemberConfig, MemberStatus, OpenedGroup, OperationId,
+    ProposalOutcome, Snapshot, Store, StoreOperation,
 };
 use tenmil_linux::{Clock, NamedThread, StopFlag};
 
-use crate::target_config::{GroupConfig, SubsystemConfig};
-use crate::{EtcdStore, EtcdWatch};
+use crate::group_store::{OpenedStore, StoreWatch};
+use crate::target_config::{GroupConfig, SharedConfig, SubsystemConfig};
 
 /// Membership of this process. Clones are handles to the same one; the threads end with
 /// [`GroupThreads`].
@@ -44,6 +44,8 @@ struct SharedMember {
 
 /// Longest wait of a thread before it checks whether it shall end.
 const CHECK_INTERVAL: Span = Span::from_ms(100);
+/// Longest wait for a change of the configuration.
+const PROPOSAL_LIMIT: Span = Span::from_secs(5);
 /// Wait after the connection of a watch was lost.
 const WATCH_RETRY: Span = Span::from_ms(300);
 
@@ -56,6 +58,7 @@ impl GroupSession {
     pub fn start(
         config: &GroupConfig,
         subsystems: &[SubsystemConfig],
+        shared: &SharedConfig,
         lease_end: LeaseEnd,
         clock: Clock,
     ) -> Result<(Self, GroupThreads), Error> {
@@ -64,6 +67,7 @@ impl GroupSession {
             name: config.member.clone(),
             addresses: config.addresses.iter().map(ToString::to_string).collect(),
             groups: GroupConfig::ana_groups(subsystems),
+            configuration: shared.to_record(),
             timing,
             injected_bug: None,
         };
@@ -72,19 +76,20 @@ impl GroupSession {
         let session = Self { shared: Arc::new(shared) };
         // A renewal that takes longer is followed by the next one.
         let time_limit = Span { ns: config.lease.ns / 3 };
-        let store = || EtcdStore::new(&config.store, &config.name, clock, time_limit);
-        let mut watch = EtcdWatch::new(&config.store, &config.name, clock);
+        let OpenedStore { leases, map, mut watch } =
+            config.store.open(&config.name, clock, time_limit)?;
         let mut threads = Vec::new();
-        for (name, next) in [
-            ("group-lease", Member::next_lease_operation as NextOperation),
-            ("group-map", Member::next_map_operation),
+        for (name, mut store, next) in [
+            ("group-lease", leases, Member::next_lease_operation as NextOperation),
+            ("group-map", map, Member::next_map_operation),
         ] {
-            let (session, mut store) = (session.clone(), store());
-            let execute = move |stop: &StopFlag| session.execute_operations(stop, &mut store, next);
+            let session = session.clone();
+            let execute =
+                move |stop: &StopFlag| session.execute_operations(stop, &mut *store, next);
             threads.push(spawn(name, execute)?);
         }
         let watching = session.clone();
-        threads.push(spawn("group-watch", move |stop| watching.watch_changes(stop, &mut watch))?);
+        threads.push(spawn("group-watch", move |stop| watching.watch_changes(stop, &mut *watch))?);
         Ok((session, GroupThreads(threads)))
     }
 
@@ -104,6 +109,11 @@ impl GroupSession {
         self.change(|member, now| member.handle_opened(now, group, opened));
     }
 
+    /// A device of an ANA group is lost to this process.
+    pub fn handle_lost_device(&self, group: u32) {
+        self.change(|member, now| member.handle_lost_device(now, group));
+    }
+
     /// The devices of an ANA group are closed.
     pub fn handle_closed(&self, group: u32) {
         self.change(|member, now| member.handle_closed(now, group));
@@ -115,6 +125,43 @@ impl GroupSession {
             true => member.drain(now),
             false => member.rebalance(now),
         });
+    }
+
+    /// Changes the configuration of the group if that is still the one of this gateway. Waits for the store.
+    ///
+    /// # Errors
+    ///
+    /// If another gateway has changed it meanwhile, or the store does not answer.
+    pub fn change_configuration(&self, shared: &SharedConfig) -> Result<(), Error> {
+        self.change(|member, now| member.propose_configuration(now, shared.to_record()));
+        let end = self.shared.clock.now().after(PROPOSAL_LIMIT);
+        let mut member = self.lock();
+        loop {
+            if let Some(outcome) = member.take_proposal_outcome() {
+                return proposal_result(outcome);
+            }
+            let left = end.since(self.shared.clock.now());
+            if left.ns == 0 {
+                member.cancel_proposal();
+                let text =
+                    format!("the store of the group has not answered within {PROPOSAL_LIMIT}");
+                let hint = "repeat the change: it may have been made";
+                return Err(Error::remote(text).with_hint(hint));
+            }
+            let waited = self.shared.changed.wait_timeout(member, Duration::from_nanos(left.ns));
+            member = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// A configuration of the group is applied, or cannot be.
+    pub fn handle_configured(&self, configuration: String, is_applied: bool) {
+        self.change(|member, now| member.handle_configured(now, configuration, is_applied));
+    }
+
+    /// Configuration of the group, if it differs from that with which this process was started.
+    #[must_use]
+    pub fn differing_configuration(&self) -> Option<SharedConfig> {
+        SharedConfig::of_record(self.lock().differing_configuration()?)
     }
 
     /// Releases all ANA groups, and leaves the group.
@@ -155,7 +202,7 @@ impl GroupSession {
     }
 
     /// Executes the operations of one kind, one after the other.
-    fn execute_operations(&self, stop: &StopFlag, store: &mut EtcdStore, next: NextOperation) {
+    fn execute_operations(&self, stop: &StopFlag, store: &mut dyn Store, next: NextOperation) {
         while !stop.is_stopped() {
             let Some((id, operation)) = self.wait_for_operation(next) else { continue };
             let reply = store.execute(&operation);
@@ -181,7 +228,7 @@ impl GroupSession {
         next(&mut member)
     }
 
-    fn watch_changes(&self, stop: &StopFlag, watch: &mut EtcdWatch) {
+    fn watch_changes(&self, stop: &StopFlag, watch: &mut dyn StoreWatch) {
         while !stop.is_stopped() {
             match watch.wait(CHECK_INTERVAL) {
                 Ok(true) => self.change(Member::handle_change),
@@ -193,6 +240,21 @@ impl GroupSession {
 
     fn lock(&self) -> MutexGuard<'_, Member> {
         self.shared.member.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn proposal_result(outcome: ProposalOutcome) -> Result<(), Error> {
+    match outcome {
+        ProposalOutcome::Adopted => Ok(()),
+        ProposalOutcome::Conflict => {
+            let text = "another gateway has changed the configuration of the group meanwhile, expected it as it is \
+                        served here";
+            Err(Error::usage(text).with_hint("repeat the change on the configuration as it is now"))
+        }
+        ProposalOutcome::NotMember => {
+            let text = "this gateway holds no lease, expected a member of the group";
+            Err(Error::environment(text).with_hint("`tenmil group status` shows why"))
+        }
     }
 }
 

@@ -32,6 +32,7 @@ mod etcd_store;
 mod event;
 pub mod fuzz;
 mod group_session;
+mod group_store;
 mod http_response;
 mod json_schema;
 mod method;
@@ -64,6 +65,7 @@ pub use error::{ErrorCode, RpcError};
 pub use etcd_store::{EtcdStore, EtcdUrl, EtcdWatch};
 pub use event::{Event, EventKind, EventReceiver, EventSender, event_channel};
 pub use group_session::{GroupSession, GroupThreads};
+pub use group_store::{GroupStoreUri, OpenedStore, StoreWatch};
 pub use json_schema::table_schema;
 pub use method::{CallContext, Method, MethodKind, MethodRegistry, ParamDefault, Parameter};
 pub use methods::{

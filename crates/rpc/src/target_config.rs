@@ -38,6 +38,7 @@ mod security;
 mod security_checker;
 #[cfg(test)]
 mod security_tests;
+mod shared_config;
 #[cfg(test)]
 mod tests;
 
@@ -50,7 +51,7 @@ use tenmil_block::uri::Uri;
 use tenmil_serve::tcp::{ExportLimits, PortSecurity};
 use tenmil_serve::{PeerNetwork, SlowIoThresholds};
 
-use crate::EtcdUrl;
+use crate::GroupStoreUri;
 
 pub use self::config_edit::{ConfigEdit, ConfigObject};
 pub use self::migrate::{MigratedConfig, migrate_config};
@@ -59,6 +60,7 @@ pub use self::nbd_exports::{ExportConfig, NbdConfig, NbdListener};
 pub use self::security::{
     HostSecurityConfig, KeyReference, KeySources, SecurityConfig, UnreadableKey,
 };
+pub use self::shared_config::SharedConfig;
 
 /// Line of the file, from 1; 0 if there is no file. All lines compare equal, since the position of
 /// a setting is not part of its value.
@@ -117,7 +119,7 @@ pub struct GroupConfig {
     /// Name of this member.
     pub member: String,
     /// Store of the group.
-    pub store: EtcdUrl,
+    pub store: GroupStoreUri,
     /// Lease of a member.
     pub lease: Span,
     /// Addresses at which hosts connect to this member.

@@ -10,9 +10,9 @@
 //! Nothing is installed: packages that are missing are named, and the exit code is 2. Everything listens on loopback.
 
 mod checks;
-mod cluster;
+pub(crate) mod cluster;
 mod failures;
-mod programs;
+pub(crate) mod programs;
 mod speed;
 
 use std::path::PathBuf;

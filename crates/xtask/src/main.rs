@@ -61,7 +61,7 @@ enum Task {
     Sim(sim::SimOptions),
     /// Test `rbd:` devices against a Ceph cluster of one node, and measure their speed beside rbd bench and fio.
     Ceph(ceph::CephOptions),
-    /// Test a group of gateways with etcd: kills, pauses, a store that is cut off or lost, drains, restarts.
+    /// Test a group of gateways with etcd or Ceph: kills, pauses, a store that is cut off or lost, drains, restarts.
     Cluster(cluster::ClusterOptions),
 }
 

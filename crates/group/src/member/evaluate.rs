@@ -7,7 +7,8 @@ use tenmil_base::Instant;
 use super::{Action, GroupPhase, InjectedBug, Member, MemberState, OpenedGroup, SETTLE};
 use crate::assignment::assign_groups;
 use crate::records::{
-    self, GroupRecord, MemberRecord, Owner, SLOT_KEY, SLOTS, encode, group_key, member_key,
+    self, CONFIGURATION_KEY, GroupRecord, MemberRecord, Owner, SLOT_KEY, SLOTS, encode, group_key,
+    member_key,
 };
 use crate::store::{Condition, Put, StoreOperation, Transaction};
 
@@ -15,7 +16,9 @@ impl Member {
     /// Decides on the snapshot that has just arrived. No read or transaction is in flight.
     pub(super) fn evaluate(&mut self, now: Instant) {
         match self.state {
-            MemberState::AwaitingName | MemberState::AwaitingEntry => self.enter(now),
+            MemberState::AwaitingName
+            | MemberState::AwaitingConfiguration
+            | MemberState::AwaitingEntry => self.enter(now),
             MemberState::Joined | MemberState::Leaving => self.evaluate_groups(now),
             MemberState::AwaitingLease | MemberState::AwaitingClose | MemberState::Left => {}
         }
@@ -29,20 +32,30 @@ impl Member {
                 self.state = MemberState::Joined;
                 self.slot = record.slot;
                 self.own_slots.insert(record.slot);
+                self.shared.handle_joined();
                 self.settles_at = now.after(SETTLE);
                 self.evaluate_groups(now);
             }
             Some(_) => self.state = MemberState::AwaitingName,
             None => {
                 let Some(slot) = self.next_free_slot(&members) else { return };
+                if !self.agrees_with_group(now, members.is_empty()) {
+                    self.state = MemberState::AwaitingConfiguration;
+                    return;
+                }
                 self.slot = slot;
                 self.state = MemberState::AwaitingEntry;
                 let key = member_key(&self.config.name);
-                let conditions = vec![self.unchanged(&key), self.unchanged(SLOT_KEY)];
-                let puts = vec![
+                let conditions = vec![
+                    self.unchanged(&key),
+                    self.unchanged(SLOT_KEY),
+                    self.unchanged(CONFIGURATION_KEY),
+                ];
+                let mut puts = vec![
                     Put { key, value: encode(&self.record()), lease: self.lease },
                     Put { key: SLOT_KEY.to_owned(), value: slot.to_string(), lease: None },
                 ];
+                puts.extend(self.shared.put_unless_written(&self.snapshot));
                 self.commit(now, Transaction { conditions, puts });
             }
         }
@@ -69,6 +82,7 @@ impl Member {
         if *own != self.record() {
             transaction.puts.push(Put { key, value: encode(&self.record()), lease: self.lease });
         }
+        self.evaluate_configuration(now, &mut transaction);
         let records: BTreeMap<u32, GroupRecord> = self
             .config
             .groups
@@ -173,7 +187,7 @@ impl Member {
     }
 
     /// Condition that a key has not changed since the snapshot.
-    fn unchanged(&self, key: &str) -> Condition {
+    pub(super) fn unchanged(&self, key: &str) -> Condition {
         Condition { key: key.to_owned(), revision: self.snapshot.revision_of(key) }
     }
 

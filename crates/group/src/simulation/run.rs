@@ -8,7 +8,9 @@ use super::media::Media;
 use super::{RunOutcome, TAKEOVER_MAX};
 use crate::member::{
     Action, GroupPhase, InjectedBug, Member, MemberConfig, MemberState, OpenedGroup, OperationId,
+    ProposalOutcome,
 };
+use crate::records::CONFIGURATION_KEY;
 use crate::store::{StoreOperation, StoreReply};
 use crate::{LeaseTiming, MemoryStore};
 
@@ -37,6 +39,10 @@ struct Run {
     last_fault: Instant,
     served_at: BTreeMap<u32, Instant>,
     longest_gap: Span,
+    /// Configuration of the store.
+    configuration: String,
+    /// Changes of the configuration that the store has not had, with the configuration that each changes.
+    proposed: BTreeMap<String, String>,
     seeds: u64,
 }
 
@@ -54,6 +60,10 @@ struct SimMember {
     open: BTreeMap<u32, (String, u64)>,
     active: BTreeSet<u32>,
     opened_count: u64,
+    /// Configuration with which the process is started.
+    configuration: String,
+    /// Change of the configuration under way, whose outcome is not known.
+    proposal: Option<String>,
     /// A writer was paused between its check of the lease and its write.
     interrupted: Option<(u32, String, u64)>,
 }
@@ -81,6 +91,7 @@ pub fn run_seed(seed: u64, bug: Option<InjectedBug>) -> RunOutcome {
     while failure.is_none() && run.now < end {
         failure = run.advance().err();
     }
+    let failure = failure.or_else(|| run.check_agreement().err());
     RunOutcome {
         writes: run.media.writes(),
         ownerships: run.media.ownerships(),
@@ -105,6 +116,8 @@ impl Run {
             last_fault: Instant::default(),
             served_at: (1..=GROUPS).map(|group| (group, Instant::default())).collect(),
             longest_gap: Span::default(),
+            configuration: String::new(),
+            proposed: BTreeMap::new(),
             seeds: seed,
             random,
         };
@@ -122,6 +135,8 @@ impl Run {
                 open: BTreeMap::new(),
                 active: BTreeSet::new(),
                 opened_count: 0,
+                configuration: String::new(),
+                proposal: None,
                 interrupted: None,
             });
             run.start_member(index);
@@ -138,6 +153,7 @@ impl Run {
         let revision = self.store.end_leases(self.now);
         let has_changed = revision != self.store_revision;
         self.store_revision = revision;
+        self.check_configuration(has_changed)?;
         for index in 0..MEMBERS {
             if self.members[index].paused_until <= self.now {
                 self.step_member(index, has_changed);
@@ -186,9 +202,11 @@ impl Run {
             name: self.members[index].name.clone(),
             addresses: vec![format!("192.0.2.{index}:4420")],
             groups: (1..=GROUPS).collect(),
+            configuration: self.members[index].configuration.clone(),
             timing: self.timing,
             injected_bug: self.bug,
         };
+        self.members[index].proposal = None;
         self.members[index].member = Some(Member::new(config, self.seeds));
     }
 
@@ -206,12 +224,72 @@ impl Run {
             member.handle_change(local);
         }
         member.step(local);
+        self.change_configuration(index, local);
         self.write(index, local);
         if self.members[index].interrupted.is_some() {
             return;
         }
         self.finish_actions(index, local);
         self.take_outputs(index);
+    }
+
+    /// Proposes a change of the configuration now and then, as a client of the gateway does.
+    fn change_configuration(&mut self, index: usize, local: Instant) {
+        let number = self.proposed.len() as u64 + self.now.ns;
+        let is_due = self.now < Instant::default().after(FAULTY) && self.random.chance(1, 2_000);
+        let sim = &mut self.members[index];
+        let Some(member) = &mut sim.member else { return };
+        match member.take_proposal_outcome() {
+            Some(ProposalOutcome::Adopted) => {
+                sim.configuration = sim.proposal.take().unwrap_or_default();
+            }
+            Some(_) => sim.proposal = None,
+            None => {}
+        }
+        if let Some(other) = member.differing_configuration() {
+            // Somebody corrects the file and starts the process again.
+            sim.configuration = other.to_owned();
+            sim.member = None;
+            sim.actions.clear();
+            return;
+        }
+        if is_due && sim.proposal.is_none() {
+            let text = format!("{index} at {number}");
+            sim.proposal = Some(text.clone());
+            member.propose_configuration(local, text.clone());
+            self.proposed.insert(text, sim.configuration.clone());
+        }
+    }
+
+    /// Checks that no change of the configuration is lost: each was made to the one before it.
+    fn check_configuration(&mut self, has_changed: bool) -> Result<(), String> {
+        if !has_changed {
+            return Ok(());
+        }
+        let StoreReply::Snapshot(map) = self.store.execute_at(self.now, &StoreOperation::Read)
+        else {
+            return Ok(());
+        };
+        let Some(entry) = map.entries.get(CONFIGURATION_KEY) else { return Ok(()) };
+        let before = std::mem::replace(&mut self.configuration, entry.value.clone());
+        match self.proposed.remove(&self.configuration) {
+            Some(base) if base != before => {
+                let now = &self.configuration;
+                Err(format!("configuration `{now}` changes `{base}`, and the store had `{before}`"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that all members have the configuration of the store.
+    fn check_agreement(&self) -> Result<(), String> {
+        match self.members.iter().find(|sim| sim.configuration != self.configuration) {
+            None => Ok(()),
+            Some(sim) => Err(format!(
+                "{} has the configuration `{}`, and the store `{}`",
+                sim.name, sim.configuration, self.configuration
+            )),
+        }
     }
 
     /// A paused thread goes on with the write before anything else: only a fence of the medium can stop it.
@@ -277,7 +355,7 @@ impl Run {
         while let Some(action) = self.members[index].member.as_mut().and_then(Member::next_action) {
             let sim = &mut self.members[index];
             let longest = match action {
-                Action::Fence { .. } => 200,
+                Action::Fence { .. } | Action::Configure { .. } => 200,
                 Action::Open { .. } => 100,
                 Action::Activate { group } => {
                     sim.active.insert(group);
@@ -336,6 +414,10 @@ impl Run {
                         let opened = OpenedGroup { names, ..OpenedGroup::default() };
                         member.handle_opened(local, group, Some(opened));
                     }
+                }
+                Action::Configure { configuration } => {
+                    sim.configuration.clone_from(&configuration);
+                    member.handle_configured(local, configuration, true);
                 }
                 // Done when it was taken.
                 Action::Activate { .. } => {}

@@ -129,6 +129,7 @@ mod tests {
             name: "a".into(),
             addresses: vec!["192.0.2.1:4420".into()],
             groups: [7].into(),
+            configuration: String::new(),
             timing: LeaseTiming::default(),
             injected_bug: None,
         };

@@ -9,8 +9,8 @@ use tenmil_block::uri::Uri;
 use toml::Spanned;
 
 use super::config_checker::{CheckResult, ConfigChecker};
-use super::{GroupConfig, IgnoredLineNumber, ListenerConfig, SubsystemConfig};
-use crate::EtcdUrl;
+use super::{GroupConfig, IgnoredLineNumber, ListenerConfig, NamespaceConfig, SubsystemConfig};
+use crate::GroupStoreUri;
 
 /// Table as it is written.
 #[derive(Debug, Deserialize)]
@@ -26,8 +26,8 @@ pub(super) struct GroupTable {
 /// Range of the lease in seconds: etcd rounds shorter ones up.
 const LEASE_SECS: std::ops::RangeInclusive<u64> = 2..=60;
 const NAME_MAX: usize = 64;
-/// Prefix of a store in etcd.
-const ETCD: &str = "etcd:";
+/// Device type of volumes.
+const VOLUME: &str = "volume";
 
 impl ConfigChecker<'_> {
     /// Checks the group, and that nothing is configured that its gateways could not agree about.
@@ -41,12 +41,7 @@ impl ConfigChecker<'_> {
         let of = table.get_ref();
         let name = self.parse_group_name("name", &of.name)?;
         let member = self.parse_group_name("member", &of.member)?;
-        let text = of.store.get_ref();
-        let Some(url) = text.strip_prefix(ETCD) else {
-            let problem = format!("'{text}', expected etcd:http://HOST:PORT");
-            return Err(self.config_error("store", &of.store, problem));
-        };
-        let store = EtcdUrl::parse(url)
+        let store = GroupStoreUri::parse(of.store.get_ref())
             .map_err(|error| self.config_error("store", &of.store, error.text))?;
         let lease = match &of.lease {
             None => tenmil_group::LeaseTiming::LEASE,
@@ -82,11 +77,10 @@ impl ConfigChecker<'_> {
             );
             return Err(self.config_error("group", table, problem));
         }
-        if let Some(image) = namespaces.clone().find(|one| has_scheme(&one.uri, "rbd")) {
+        if let Some((pool, [first, second])) = pool_of_two_groups(namespaces.clone()) {
             let problem = format!(
-                "namespace {} is an image of Ceph, expected another device: the gateway that had it before \
-                 would not be fenced",
-                image.nsid
+                "the pool on {pool:#} has volumes in the ANA groups {first} and {second}, expected one: a pool is open \
+                 at one gateway at a time"
             );
             return Err(self.config_error("group", table, problem));
         }
@@ -177,9 +171,29 @@ impl GroupConfig {
     }
 }
 
-/// Whether the device or one below it is of this type.
-fn has_scheme(uri: &Uri, scheme: &str) -> bool {
-    uri.scheme() == scheme || uri.children().iter().any(|below| has_scheme(below, scheme))
+/// A pool with volumes in two ANA groups.
+fn pool_of_two_groups<'a>(
+    namespaces: impl Iterator<Item = &'a NamespaceConfig>,
+) -> Option<(&'a Uri, [u32; 2])> {
+    let mut groups: Vec<(&Uri, u32)> = Vec::new();
+    for namespace in namespaces {
+        for pool in pools_of(&namespace.uri) {
+            match groups.iter().find(|(known, _)| *known == pool) {
+                Some((_, group)) if *group != namespace.ana_group => {
+                    return Some((pool, [*group, namespace.ana_group]));
+                }
+                Some(_) => {}
+                None => groups.push((pool, namespace.ana_group)),
+            }
+        }
+    }
+    None
+}
+
+/// Devices of the pools that a device has a volume of.
+fn pools_of(uri: &Uri) -> Vec<&Uri> {
+    let own = uri.children().first().filter(|_| uri.scheme() == VOLUME);
+    own.into_iter().chain(uri.children().iter().flat_map(pools_of)).collect()
 }
 
 #[cfg(test)]
@@ -211,11 +225,28 @@ uri = \"tcp://127.0.0.1:4430/nqn.2026-01.org.example:b/1\"
     }
 
     #[test]
+    fn pool_is_in_one_ana_group() {
+        let volumes = |pool: &str, group: u32| {
+            let of = |at: u32, device: &str, group: u32| {
+                format!(
+                    "[[subsystem.namespace]]\nuri = \"volume:[file:/{device}]/v{at}\"\nana-group = {group}\n"
+                )
+            };
+            let text = format!("{FILE}{}{}", of(1, "one", 1), of(2, pool, group));
+            TargetConfig::parse(&text)
+        };
+        volumes("one", 1).unwrap();
+        volumes("two", 2).unwrap();
+        let wrong = volumes("one", 2).unwrap_err();
+        assert!(wrong.problem.contains("in the ANA groups 1 and 2, expected one"), "{wrong}");
+    }
+
+    #[test]
     fn what_gateways_cannot_agree_about_is_rejected() {
         let path =
             "\n[[subsystem.path]]\nlistener = \"127.0.0.1:4420\"\nana-state = \"inaccessible\"\n";
         for (from, to, key, problem) in [
-            ("etcd:http://127.0.0.1:2379", "rados:rbd/group", "store", "expected etcd:http://"),
+            ("etcd:http://127.0.0.1:2379", "redis:x", "store", "expected etcd:http://"),
             ("etcd:http://127.0.0.1:2379", "etcd:https://a:1", "store", "TLS to etcd"),
             ("member = \"a\"", "member = \"a/b\"", "member", "letters"),
             ("member = \"a\"", "member = \"a\"\nlease = \"1s\"", "lease", "from 2s"),

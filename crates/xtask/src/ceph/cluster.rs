@@ -9,7 +9,7 @@ use crate::operate::run_program;
 
 /// Where the OSD stores objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ObjectStore {
+pub(crate) enum ObjectStore {
     /// In memory
     Memstore,
     /// In a sparse file
@@ -17,7 +17,7 @@ pub(super) enum ObjectStore {
 }
 
 /// A running cluster, which ends when it is dropped.
-pub(super) struct Cluster {
+pub(crate) struct Cluster {
     directory: PathBuf,
     store: ObjectStore,
     version: String,
@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const STORE_BYTES: u64 = 4 << 30;
 
 impl ObjectStore {
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Memstore => "memstore",
             Self::Bluestore => "bluestore",
@@ -41,7 +41,7 @@ impl ObjectStore {
 
 impl Cluster {
     /// Makes a new cluster in `directory`, whose files are deleted, and starts it.
-    pub(super) fn start(directory: &Path, store: ObjectStore) -> Result<Self, String> {
+    pub(crate) fn start(directory: &Path, store: ObjectStore) -> Result<Self, String> {
         let mut cluster = Self { directory: directory.to_owned(), store, version: String::new() };
         // Of an earlier run that was killed.
         cluster.stop_daemons();
@@ -72,31 +72,31 @@ impl Cluster {
         Ok(cluster)
     }
 
-    pub(super) fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         &self.version
     }
 
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
     /// The configuration file.
-    pub(super) fn conf(&self) -> PathBuf {
+    pub(crate) fn conf(&self) -> PathBuf {
         self.directory.join("ceph.conf")
     }
 
     /// The URI of an image of the pool `rbd`, with options.
-    pub(super) fn uri(&self, image: &str, options: &str) -> String {
+    pub(crate) fn uri(&self, image: &str, options: &str) -> String {
         format!("rbd:rbd/{image}?conf={}{options}", self.conf().display())
     }
 
     /// Runs a program of Ceph to its end, and returns its standard output.
-    pub(super) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
+    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, String> {
         run_program(Command::new(program).arg("-c").arg(self.conf()).args(arguments))
     }
 
     /// Starts the OSD, and waits until it serves.
-    pub(super) fn start_osd(&self) -> Result<(), String> {
+    pub(crate) fn start_osd(&self) -> Result<(), String> {
         self.run("ceph-osd", &["-i", "0"])?;
         let end = Instant::now() + START_MAX;
         loop {
@@ -112,19 +112,25 @@ impl Cluster {
     }
 
     /// Whether a killed OSD finds its objects again.
-    pub(super) fn is_persistent(&self) -> bool {
+    pub(crate) fn is_persistent(&self) -> bool {
         self.store == ObjectStore::Bluestore
     }
 
     /// Ends the OSD, which stores its objects first.
-    pub(super) fn stop_osd(&self) {
+    pub(crate) fn stop_osd(&self) {
         self.stop_daemon("osd.0", "ceph-osd");
     }
 
     /// Ends the OSD as a crash does.
-    pub(super) fn kill_osd(&self) -> Result<(), String> {
+    pub(crate) fn kill_osd(&self) -> Result<(), String> {
         let pid = self.daemon_pid("osd.0").ok_or("no pid file of the OSD")?;
         run_program(Command::new("kill").args(["-9", &pid])).map(drop)
+    }
+
+    /// Sends a signal to the OSD.
+    pub(crate) fn signal_osd(&self, signal: &str) -> Result<(), String> {
+        let pid = self.daemon_pid("osd.0").ok_or("no pid file of the OSD")?;
+        run_program(Command::new("kill").args(["-s", signal, &pid])).map(drop)
     }
 
     fn daemon_pid(&self, name: &str) -> Option<String> {

@@ -36,18 +36,7 @@ impl Programs {
         let tenmil = binary
             .canonicalize()
             .map_err(|why| format!("no program at {}: {why}; `cargo build`", binary.display()))?;
-        let mut missing: Vec<&str> = Vec::new();
-        for (program, package) in [
-            ("ceph-mon", "ceph-mon"),
-            ("ceph-osd", "ceph-osd"),
-            ("ceph", "ceph-common"),
-            ("rbd", "ceph-common"),
-            ("monmaptool", "ceph-common"),
-        ] {
-            if !is_in_path(program) && !missing.contains(&package) {
-                missing.push(package);
-            }
-        }
+        let mut missing = missing_packages();
         let engines = || run_program(Command::new("fio").arg("--enghelp")).unwrap_or_default();
         if with_speed && !engines().lines().any(|line| line.trim() == "rbd") {
             missing.push("fio");
@@ -55,12 +44,7 @@ impl Programs {
         if with_speed && !is_in_path("perf") {
             missing.push("linux-perf");
         }
-        if !missing.is_empty() {
-            let missing = missing.join(" ");
-            return Err(format!(
-                "skipped: packages are missing, expected `apt-get install --no-install-recommends {missing}`"
-            ));
-        }
+        reject_missing(&missing)?;
         Ok(Self { tenmil })
     }
 
@@ -186,6 +170,38 @@ impl Drop for Background {
         }
         let _ = self.child.wait();
     }
+}
+
+/// Checks that the programs of a cluster are installed.
+pub(crate) fn check_programs() -> Result<(), String> {
+    reject_missing(&missing_packages())
+}
+
+/// Packages of a cluster that are not installed.
+fn missing_packages() -> Vec<&'static str> {
+    let mut missing: Vec<&str> = Vec::new();
+    for (program, package) in [
+        ("ceph-mon", "ceph-mon"),
+        ("ceph-osd", "ceph-osd"),
+        ("ceph", "ceph-common"),
+        ("rbd", "ceph-common"),
+        ("monmaptool", "ceph-common"),
+    ] {
+        if !is_in_path(program) && !missing.contains(&package) {
+            missing.push(package);
+        }
+    }
+    missing
+}
+
+fn reject_missing(missing: &[&str]) -> Result<(), String> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let missing = missing.join(" ");
+    Err(format!(
+        "skipped: packages are missing, expected `apt-get install --no-install-recommends {missing}`"
+    ))
 }
 
 fn is_in_path(program: &str) -> bool {

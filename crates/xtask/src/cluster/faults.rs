@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::gateways::{Gateways, NAMES};
+use super::services::ServiceKind;
 
 /// Fault of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -14,13 +15,13 @@ pub(super) enum Fault {
     Kill,
     /// A gateway is stopped (SIGSTOP) beyond its lease, and goes on (SIGCONT)
     Pause,
-    /// A gateway is cut off from etcd beyond its lease
+    /// A gateway is cut off from etcd beyond its lease (not with Ceph)
     CutOff,
     /// A gateway is drained, and rebalanced
     Drain,
     /// All gateways are ended and started again, one after the other
     RollingRestart,
-    /// etcd is killed, and started again beyond the lease
+    /// The store does not answer beyond the lease: etcd is killed and started again, the OSD stopped and continued
     StoreLoss,
 }
 
@@ -30,7 +31,7 @@ const LOAD_SECONDS: u32 = 16;
 /// Longest I/O of any round, and of the median of a fault of one gateway.
 const LONGEST_MAX_NS: u64 = 15_000_000_000;
 const MEDIAN_MAX_NS: u64 = 5_000_000_000;
-/// Time for which etcd is lost.
+/// Time for which the store is lost.
 const OUTAGE: Duration = Duration::from_secs(5);
 /// Time beyond a lease.
 const BEYOND_LEASE: Duration = Duration::from_secs(6);
@@ -46,14 +47,20 @@ impl Fault {
             Self::CutOff => "a gateway is cut off from etcd",
             Self::Drain => "a gateway is drained",
             Self::RollingRestart => "the gateways are restarted",
-            Self::StoreLoss => "etcd is lost",
+            Self::StoreLoss => "the store is lost",
         }
+    }
+
+    /// Whether these services have what the fault hits.
+    pub(super) fn is_possible_with(self, kind: ServiceKind) -> bool {
+        self != Self::CutOff || kind != ServiceKind::Ceph
     }
 }
 
 /// Runs a round. Returns the longest I/O in nanoseconds.
 pub(super) fn run_fault(gateways: &mut Gateways, fault: Fault, seed: u64) -> Result<u64, String> {
     gateways.wait_until_whole()?;
+    let before = count_blocklisted(gateways)?;
     let load = gateways.start_load(LOAD_SECONDS)?;
     sleep(BEFORE);
     // The owner of one of the groups: a gateway without a group would not be missed.
@@ -73,9 +80,9 @@ pub(super) fn run_fault(gateways: &mut Gateways, fault: Fault, seed: u64) -> Res
             await_lost_lease(gateways, hit)
         }
         Fault::CutOff => {
-            gateways.gateway(hit).relay.set_cut(true);
+            gateways.set_cut(hit, true);
             sleep(BEYOND_LEASE);
-            gateways.gateway(hit).relay.set_cut(false);
+            gateways.set_cut(hit, false);
             await_lost_lease(gateways, hit)
         }
         Fault::Drain => {
@@ -93,7 +100,7 @@ pub(super) fn run_fault(gateways: &mut Gateways, fault: Fault, seed: u64) -> Res
             true
         }
         Fault::StoreLoss => {
-            gateways.restart_etcd(OUTAGE)?;
+            gateways.interrupt_store(OUTAGE)?;
             await_lost_lease(gateways, hit)
         }
     };
@@ -101,7 +108,23 @@ pub(super) fn run_fault(gateways: &mut Gateways, fault: Fault, seed: u64) -> Res
     if !is_lease_lost {
         return Err(format!("gateway {} has not noticed that its lease is lost", NAMES[hit]));
     }
+    if gateways.has_images() && matches!(fault, Fault::Kill | Fault::Pause) {
+        check_fenced(gateways, before)?;
+    }
     longest_io(&report)
+}
+
+/// Checks that a client was blocklisted since there were `before`.
+fn check_fenced(gateways: &Gateways, before: usize) -> Result<(), String> {
+    let after = count_blocklisted(gateways)?;
+    if after > before {
+        return Ok(());
+    }
+    Err(format!("{after} clients are blocklisted as before, expected the former owner, too"))
+}
+
+fn count_blocklisted(gateways: &Gateways) -> Result<usize, String> {
+    Ok(gateways.blocklist()?.lines().count())
 }
 
 /// Checks the report of the load. Returns the longest I/O in nanoseconds.
@@ -119,7 +142,7 @@ fn longest_io(report: &str) -> Result<u64, String> {
     check_limit(longest, LONGEST_MAX_NS)
 }
 
-/// Checks the median of the longest I/Os of all rounds, and returns a text with it. While etcd is lost no gateway
+/// Checks the median of the longest I/Os of all rounds, and returns a text with it. While the store is lost no gateway
 /// serves, so that median has the limit of a round.
 pub(super) fn check_median(fault: Fault, mut longest: Vec<u64>) -> Result<String, String> {
     longest.sort_unstable();

@@ -1,6 +1,6 @@
-//! etcd, the server of the devices, and the gateways.
+//! The gateways.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::relay::Relay;
+use super::services::{DEVICES, ServiceKind, Services, free_address};
 use crate::operate::run_program;
 
 /// Names of the gateways.
 pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 const NQN: &str = "nqn.2026-01.org.example:disks";
-const BACKEND: &str = "nqn.2026-01.org.example:backend";
 /// Time for a process to start, and for the group to be whole again.
 const START_MAX: Duration = Duration::from_secs(30);
 
@@ -22,19 +22,17 @@ const START_MAX: Duration = Duration::from_secs(30);
 pub(super) struct Gateways {
     tenmil: PathBuf,
     directory: PathBuf,
-    etcd: Process,
-    etcd_address: SocketAddr,
-    /// Ends after the gateways that use it.
-    _backend: Process,
-    backend_address: SocketAddr,
+    /// Ends before the services that it uses.
     gateways: Vec<Gateway>,
+    services: Services,
 }
 
 /// A gateway.
 pub(super) struct Gateway {
     process: Option<Process>,
     address: SocketAddr,
-    pub(super) relay: Relay,
+    /// In front of etcd.
+    relay: Option<Relay>,
     starts: u32,
 }
 
@@ -46,38 +44,26 @@ pub(super) struct Process {
 
 impl Gateways {
     /// Starts everything, and waits until the group is whole.
-    pub(super) fn start(binary: &Path, directory: &Path) -> Result<Self, String> {
+    pub(super) fn start(
+        binary: &Path,
+        directory: &Path,
+        kind: ServiceKind,
+    ) -> Result<Self, String> {
         let tenmil = binary
             .canonicalize()
             .map_err(|why| format!("no program at {}: {why}; `cargo build`", binary.display()))?;
-        if run_program(Command::new("etcd").arg("--version")).is_err() {
-            return Err("skipped: no etcd, expected `apt-get install etcd-server`".to_owned());
-        }
         let _ = std::fs::remove_dir_all(directory);
         let of_file = |why: std::io::Error| format!("{}: {why}", directory.display());
         std::fs::create_dir_all(directory.join("run")).map_err(of_file)?;
-        let (etcd_address, backend_address) = (free_address()?, free_address()?);
-        let etcd = start_etcd(directory, etcd_address)?;
-        let mut backend = Command::new(&tenmil);
-        backend.arg("serve");
-        for number in 1..=2 {
-            let file = directory.join(format!("disk-{number}"));
-            backend.arg(format!("file:{}?size=64m", file.display()));
-        }
-        backend.args(["--listen", &format!("tcp://{backend_address}"), "--nqn", BACKEND]);
-        let backend = Process::start(backend, directory, "backend")?;
-        backend.wait_for("ready")?;
-        let mut all = Self {
-            tenmil,
-            directory: directory.to_owned(),
-            etcd,
-            etcd_address,
-            _backend: backend,
-            backend_address,
-            gateways: Vec::new(),
-        };
+        let services = Services::start(kind, &tenmil, directory)?;
+        let directory = directory.to_owned();
+        let mut all = Self { tenmil, directory, gateways: Vec::new(), services };
         for _ in NAMES {
-            let (address, relay) = (free_address()?, Relay::start(etcd_address)?);
+            let relay = match &all.services {
+                Services::Etcd(services) => Some(Relay::start(services.etcd_address)?),
+                Services::Ceph(_) => None,
+            };
+            let address = free_address()?;
             all.gateways.push(Gateway { process: None, address, relay, starts: 0 });
         }
         (0..NAMES.len()).try_for_each(|at| all.start_gateway(at))?;
@@ -85,28 +71,42 @@ impl Gateways {
         Ok(all)
     }
 
-    pub(super) fn etcd_url(&self) -> String {
-        format!("http://{}", self.etcd_address)
+    pub(super) fn store_uri(&self) -> String {
+        self.services.store_uri()
     }
 
-    pub(super) fn gateway(&self, at: usize) -> &Gateway {
-        &self.gateways[at]
+    /// Cuts a gateway off from its store, or ends that.
+    pub(super) fn set_cut(&self, at: usize, is_cut: bool) {
+        if let Some(relay) = &self.gateways[at].relay {
+            relay.set_cut(is_cut);
+        }
+    }
+
+    /// The blocklist of the Ceph cluster.
+    pub(super) fn blocklist(&self) -> Result<String, String> {
+        self.services.blocklist()
+    }
+
+    /// Whether the devices are images of a Ceph cluster.
+    pub(super) const fn has_images(&self) -> bool {
+        matches!(self.services, Services::Ceph(_))
     }
 
     /// Starts a gateway.
     pub(super) fn start_gateway(&mut self, at: usize) -> Result<(), String> {
         let Gateway { address, relay, starts, .. } = &self.gateways[at];
         let (name, starts) = (NAMES[at], starts + 1);
-        let namespaces: String = (1..=2)
+        let store = relay.as_ref().map(|relay| format!("etcd:http://{}", relay.address()));
+        let store = store.unwrap_or_else(|| self.store_uri());
+        let namespaces: String = (1..=DEVICES)
             .map(|nsid| {
-                let uri = format!("tcp://{}/{BACKEND}/{nsid}", self.backend_address);
+                let uri = self.services.device_uri(nsid);
                 format!("[[subsystem.namespace]]\nuri = \"{uri}\"\nana-group = {nsid}\n")
             })
             .collect();
         let text = format!(
-            "[group]\nname = \"disks\"\nmember = \"{name}\"\nstore = \"etcd:http://{}\"\n\
-             [[listener]]\naddress = \"{address}\"\n[[subsystem]]\nnqn = \"{NQN}\"\n{namespaces}",
-            relay.address()
+            "[group]\nname = \"disks\"\nmember = \"{name}\"\nstore = \"{store}\"\n\
+             [[listener]]\naddress = \"{address}\"\n[[subsystem]]\nnqn = \"{NQN}\"\n{namespaces}"
         );
         let file = self.directory.join(format!("{name}.toml"));
         std::fs::write(&file, text).map_err(|why| format!("{}: {why}", file.display()))?;
@@ -147,13 +147,9 @@ impl Gateways {
         process.map_or_else(String::new, Process::text)
     }
 
-    /// Kills etcd, and starts it again with its data after a time.
-    pub(super) fn restart_etcd(&mut self, after: Duration) -> Result<(), String> {
-        let _ = self.etcd.child.kill();
-        let _ = self.etcd.child.wait();
-        sleep(after);
-        self.etcd = start_etcd(&self.directory, self.etcd_address)?;
-        Ok(())
+    /// Has the store not answer for a time.
+    pub(super) fn interrupt_store(&mut self, time: Duration) -> Result<(), String> {
+        self.services.interrupt_store(&self.directory, time)
     }
 
     /// Drains a gateway, or ends that.
@@ -228,7 +224,11 @@ impl Gateways {
 }
 
 impl Process {
-    fn start(mut command: Command, directory: &Path, name: &str) -> Result<Self, String> {
+    pub(super) fn start(
+        mut command: Command,
+        directory: &Path,
+        name: &str,
+    ) -> Result<Self, String> {
         let log = directory.join(format!("{name}.log"));
         let of_log = |why: std::io::Error| format!("{}: {why}", log.display());
         let output = std::fs::File::create(&log).map_err(of_log)?;
@@ -244,7 +244,7 @@ impl Process {
         read(&self.log) + &read(&self.log.with_extension("err"))
     }
 
-    fn wait_for(&self, word: &str) -> Result<(), String> {
+    pub(super) fn wait_for(&self, word: &str) -> Result<(), String> {
         let end = Instant::now() + START_MAX;
         while !self.text().contains(word) {
             if Instant::now() > end {
@@ -253,6 +253,12 @@ impl Process {
             sleep(Duration::from_millis(50));
         }
         Ok(())
+    }
+
+    /// Kills it.
+    pub(super) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
     fn signal(&self, signal: &str) -> Result<(), String> {
@@ -280,25 +286,6 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
-}
-
-fn start_etcd(directory: &Path, address: SocketAddr) -> Result<Process, String> {
-    let (client, peer) = (format!("http://{address}"), format!("http://{}", free_address()?));
-    let mut command = Command::new("etcd");
-    command.arg("--data-dir").arg(directory.join("etcd")).args(["--name", "a"]);
-    command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    command.args(["--initial-cluster", &format!("a={peer}")]);
-    let process = Process::start(command, directory, "etcd")?;
-    process.wait_for("ready to serve client requests")?;
-    Ok(process)
-}
-
-/// An address with a port that was free a moment ago.
-fn free_address() -> Result<SocketAddr, String> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(|why| format!("bind: {why}"))?;
-    listener.local_addr().map_err(|why| format!("bind: {why}"))
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tenmil_base::Span;
 use tenmil_drivers::LeaseEnd;
 use tenmil_linux::{Clock, NamedThread};
-use tenmil_rpc::target_config::{NbdListener, TargetConfig};
+use tenmil_rpc::target_config::{NbdListener, SharedConfig, TargetConfig};
 use tenmil_rpc::{
     ConfigurationAction, ConfigurationChange, ConfigurationRequest, DeviceControls, ErrorCode,
     EventSender, GroupSession, NbdExports, NvmeConnections, RateLimits, RpcError,
@@ -99,8 +99,10 @@ pub(super) fn serve_nvme_tcp(
     let exports = NbdExports::new(Vec::new());
     let lease_end = LeaseEnd::default();
     let joined = config.group.as_ref();
-    let joined = joined
-        .map(|group| GroupSession::start(group, &config.subsystems, lease_end.clone(), clock));
+    let shared = SharedConfig::of_config(&requested.text).unwrap_or_default();
+    let joined = joined.map(|group| {
+        GroupSession::start(group, &config.subsystems, &shared, lease_end.clone(), clock)
+    });
     let (session, group_threads) = joined.transpose()?.unzip();
     let context = TargetContext {
         service: service.clone(),
@@ -144,6 +146,7 @@ pub(super) fn serve_nvme_tcp(
     sandbox::drop_rights(arguments, &served_parts(arguments, &standing), event_sender(&asking));
     rpc_endpoint::set_ready(&asking);
     service_manager::announce_ready(out, &ready_message(arguments, &standing))?;
+    let mut refused = None;
     while !tenmil_linux::signal::is_stop_requested() {
         change_configuration(arguments, &mut standing, &published, event_sender(&asking));
         log_events(&service, event_sender(&asking));
@@ -152,6 +155,10 @@ pub(super) fn serve_nvme_tcp(
         service_manager::keep_alive(reactors);
         standing.handle_device_events();
         standing.drive_group();
+        refused = standing.refusal_of_group();
+        if refused.is_some() {
+            break;
+        }
         if let Some((_, relay)) = &mut asking {
             relay.forward_events(&rpc_endpoint::reactors_handle(reactors));
         }
@@ -163,7 +170,11 @@ pub(super) fn serve_nvme_tcp(
         tenmil_linux::named_thread::sleep(END_INTERVAL);
     }
     drop(group_threads);
-    shut_down(clock, standing, balanced, &service)
+    let ended = shut_down(clock, standing, balanced, &service);
+    match refused {
+        Some(refused) => Err(refused),
+        None => ended,
+    }
 }
 
 /// Names the discovery subsystem: its NQN and serial number identify this machine and these listeners.
@@ -222,6 +233,7 @@ fn served_parts<'a>(arguments: &ServeArguments, standing: &'a LiveConfig) -> Ser
         keyring: standing.keyring_directory().filter(|_| needs_keys),
         // The configuration, or one that replaces it, may have keys there.
         may_read_kernel_keys: !is_nbd_alone && tenmil_keyring::KernelPsks::open().is_ok(),
+        group_store: standing.group_store(),
         read_again: standing.nbd_files(),
     }
 }

@@ -25,7 +25,7 @@ use tenmil_linux::sandbox::{
     SandboxPlan, SandboxReport, ServiceUser, SocketFamilies,
 };
 use tenmil_nvme_auth::KERNEL_KEYRING;
-use tenmil_rpc::EventSender;
+use tenmil_rpc::{EventSender, GroupStoreUri};
 
 use super::ServeArguments;
 use super::transport::ServeTransport;
@@ -57,6 +57,8 @@ pub(super) struct ServedParts<'a> {
     pub(super) keyring: Option<PathBuf>,
     /// Whether the configuration may have keys of the kernel's keyring.
     pub(super) may_read_kernel_keys: bool,
+    /// Store of its gateway group.
+    pub(super) group_store: Option<&'a GroupStoreUri>,
     /// Files that are read again on SIGHUP. They may be replaced by then, also by links to other ones.
     pub(super) read_again: Vec<&'a Path>,
 }
@@ -80,6 +82,7 @@ impl<'a> ServedParts<'a> {
             state: None,
             keyring,
             may_read_kernel_keys: false,
+            group_store: None,
             read_again: Vec::new(),
         }
     }
@@ -113,6 +116,8 @@ const RESOLVER_PATHS: [&str; 13] = [
 const KERNEL_PATHS: [&str; 3] = ["/proc", "/sys", "/etc/machine-id"];
 /// Opened again at the end, to delete the disk.
 const UBLK_CONTROL: &str = "/dev/ublk-control";
+/// Configuration and keyrings of Ceph, which are read for each new connection.
+const CEPH_PATH: &str = "/etc/ceph";
 /// Opened again when an SSD is attached again after a reset.
 const VFIO_PATHS: [&str; 2] = ["/dev/vfio", "/dev/iommu"];
 const FREQUENCY_PATH: &str = "/sys/devices/system/cpu";
@@ -412,6 +417,7 @@ fn path_rules(
         let open = directories.filter(|path| !is_closed_directory(path, is_root));
         open.for_each(|path| add(path, PathAccess::ReadWrite));
     }
+    ceph_directories(parts).iter().for_each(|path| add(path, PathAccess::Read));
     let keys = parts.uris.iter().flat_map(|uri| key_files(uri));
     keys.for_each(|path| add(&path, PathAccess::Read));
     arguments.sandbox_path.iter().for_each(|path| add(path, PathAccess::ReadWrite));
@@ -467,6 +473,27 @@ fn key_files(uri: &Uri) -> Vec<PathBuf> {
     own.into_iter().chain(uri.children().iter().flat_map(key_files)).collect()
 }
 
+/// Directories with the configuration of the Ceph clusters of the devices and of the store of the gateway group.
+fn ceph_directories(parts: &ServedParts<'_>) -> Vec<PathBuf> {
+    let store = match parts.group_store {
+        Some(GroupStoreUri::Rados(uri)) => Some(uri.conf().map(PathBuf::from)),
+        _ => None,
+    };
+    let named = parts.uris.iter().flat_map(|uri| ceph_files(uri)).chain(store);
+    let named: Vec<Option<PathBuf>> = named.collect();
+    if named.is_empty() {
+        return Vec::new();
+    }
+    let directories = named.iter().flatten().filter_map(|file| parent_directory(file));
+    directories.chain([PathBuf::from(CEPH_PATH)]).collect()
+}
+
+/// Configuration file of Ceph of each image of a device and of those below it, if one is named.
+fn ceph_files(uri: &Uri) -> Vec<Option<PathBuf>> {
+    let own = (uri.scheme() == "rbd").then(|| uri.options().text_value("conf").map(PathBuf::from));
+    own.into_iter().chain(uri.children().iter().flat_map(ceph_files)).collect()
+}
+
 /// Directory into which the kernel writes core dumps of this process, if it writes files and the process
 /// may have them (core(5)). The kernel opens them with the rights of the process.
 fn core_directory() -> Option<PathBuf> {
@@ -503,7 +530,9 @@ impl SandboxMode {
 mod tests {
     use std::path::Path;
 
-    use super::{device_directories, has_scheme, is_closed_directory, key_files, key_names};
+    use super::{
+        ceph_files, device_directories, has_scheme, is_closed_directory, key_files, key_names,
+    };
 
     #[test]
     fn system_directories_stay_closed_although_a_device_lies_in_them() {
@@ -521,6 +550,12 @@ mod tests {
             let found = open.iter().find(|open| Path::new(path).starts_with(open));
             assert_eq!(found, None, "{path}");
         }
+    }
+
+    #[test]
+    fn configuration_of_ceph_is_found_below_other_devices() {
+        let uri = "mirror:[crypt:[rbd:p/i?conf=/c/ceph.conf]],[rbd:p/j],[ram:1m]".parse().unwrap();
+        assert_eq!(ceph_files(&uri), [Some("/c/ceph.conf".into()), None]);
     }
 
     #[test]

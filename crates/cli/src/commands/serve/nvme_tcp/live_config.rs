@@ -29,7 +29,9 @@ use tenmil_linux::Clock;
 use tenmil_linux::socket::{ListenAddress, StreamListener};
 use tenmil_nvme_controller::namespace::RevocableCacheInstance;
 use tenmil_rpc::target_config::{self, IgnoredLineNumber, TargetConfig};
-use tenmil_rpc::{DeviceControls, ServedConfiguration, ServedNamespace, TargetConfiguration};
+use tenmil_rpc::{
+    DeviceControls, GroupStoreUri, ServedConfiguration, ServedNamespace, TargetConfiguration,
+};
 use tenmil_serve::tcp::{
     PortSecurity, Server, Service, ServiceLimits, StateDirectory, SubsystemSecurity,
 };
@@ -98,6 +100,15 @@ impl From<TargetConfig> for ConfigWithText {
 
 /// Line of an error that stems from no line of the configuration.
 const UNKNOWN_LINE: IgnoredLineNumber = IgnoredLineNumber(0);
+
+/// Where a new configuration comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChangeSource {
+    /// This gateway: its group has to agree.
+    Local,
+    /// The gateway group.
+    Group,
+}
 
 /// Listen address of the target.
 #[derive(Clone, Copy)]
@@ -182,6 +193,11 @@ impl LiveConfig {
         self.configuration.as_ref()?.state.as_deref()
     }
 
+    /// Store of the gateway group of the configuration.
+    pub(super) fn group_store(&self) -> Option<&GroupStoreUri> {
+        Some(&self.configuration.as_ref()?.group.as_ref()?.store)
+    }
+
     /// NBD exports.
     pub(super) const fn exports(&self) -> &LiveExports {
         &self.exports
@@ -218,7 +234,7 @@ impl LiveConfig {
         &mut self,
         requested: ConfigWithText,
     ) -> Result<AppliedChanges, ApplyError> {
-        self.apply_and_save(requested, || Ok(None))
+        self.apply_and_save(requested, ChangeSource::Local, || Ok(None))
     }
 
     /// Applies a new configuration, and saves it when nothing can be refused any more: after `save` the
@@ -226,6 +242,7 @@ impl LiveConfig {
     fn apply_and_save(
         &mut self,
         requested: ConfigWithText,
+        source: ChangeSource,
         save: impl FnOnce() -> Result<Option<String>, Error>,
     ) -> Result<AppliedChanges, ApplyError> {
         let ConfigWithText { config: requested, text } = requested;
@@ -235,6 +252,7 @@ impl LiveConfig {
         let prepared = tenmil_linux::storage_file::create_files_if_ok(|| {
             let prepared = self.prepare(&requested)?;
             let refuse = |refused| ApplyError { refused, line: UNKNOWN_LINE, key: "" };
+            self.agree_with_group(&text, source).map_err(refuse)?;
             Ok::<_, ApplyError>((prepared, save().map_err(refuse)?))
         });
         let (prepared, warning) = match prepared {
@@ -354,15 +372,19 @@ impl LiveConfig {
         self.subsystems.iter().find(|stood| stood.requested.nqn == nqn)
     }
 
+    /// Calls a function with what opens devices.
+    fn with_opener<T>(&self, call: impl FnOnce(&Opener<'_>) -> T) -> T {
+        let TargetContext { regions, clock, .. } = &self.context;
+        let kinds = [tenmil::KINDS, &[(target_config::SCHEME, &self.shared)]].concat();
+        call(&Opener { regions, clock: *clock, seed: 1, kinds: &kinds })
+    }
+
     /// Opens the device of a namespace or of an export, and claims it for `holder`.
     fn open_device(
         &self,
         requested: &target_config::NamespaceConfig,
         holder: &str,
     ) -> Result<LiveNamespace, ApplyError> {
-        let TargetContext { regions, clock, .. } = &self.context;
-        let more = [tenmil::KINDS, &[(target_config::SCHEME, &self.shared)]].concat();
-        let opener = Opener { regions, clock: *clock, seed: 1, kinds: &more };
         let uri = &requested.uri;
         let refuse = |why: Error| ApplyError {
             refused: Error::new(why.category(), format!("serve {uri:#}: {why}")),
@@ -370,7 +392,8 @@ impl LiveConfig {
             key: "uri",
         };
         let wanted = if requested.is_read_only { uri.clone().read_only() } else { uri.clone() };
-        let opened = opener.open(&wanted).map_err(refuse)?;
+        let opened = self.with_opener(|opener| opener.open(&wanted)).map_err(refuse)?;
+        let clock = &self.context.clock;
         // Each queue of each host has a channel, which needs no more depth than the queue. The
         // controller measures the time of commands, so the block layer need not.
         let depth = ServiceLimits::default().queue_entries.into();
@@ -570,7 +593,16 @@ impl LiveConfig {
     pub(super) fn handle_device_events(&mut self) {
         self.closing.close_unused();
         for stood in &self.subsystems {
-            stood.namespaces.iter().for_each(|served| served.handle_device_event(&stood.subsystem));
+            for served in &stood.namespaces {
+                let is_removed = served.handle_device_event(&stood.subsystem);
+                match (is_removed, self.group.is_some()) {
+                    (false, _) => {}
+                    (true, true) => self.give_up_ana_group(served),
+                    (true, false) => {
+                        stood.subsystem.remove_namespace(served.requested.nsid);
+                    }
+                }
+            }
         }
     }
 }

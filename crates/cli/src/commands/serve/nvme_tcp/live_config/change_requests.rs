@@ -20,7 +20,9 @@ use tenmil_rpc::{
     RpcError,
 };
 
-use super::{AppliedChanges, ConfigWithText, LiveConfig, check_fixed_settings, security};
+use super::{
+    AppliedChanges, ChangeSource, ConfigWithText, LiveConfig, check_fixed_settings, security,
+};
 use crate::commands::serve::event_log;
 
 impl LiveConfig {
@@ -78,7 +80,7 @@ impl LiveConfig {
         let (file, former) = (self.context.file.clone(), self.text.clone());
         let save = || save_text(file.as_deref(), &former, &text);
         let requested = ConfigWithText { config, text: text.clone() };
-        let applied = self.apply_and_save(requested, save);
+        let applied = self.apply_and_save(requested, ChangeSource::Local, save);
         let AppliedChanges { done, failed } =
             applied.map_err(|unfit| rpc_error(unfit.of_edit(&name)))?;
         Ok(ConfigurationChange {
@@ -91,7 +93,11 @@ impl LiveConfig {
 }
 
 /// Writes the configuration to its file. The warning of the result is a text that may be lost with the power.
-fn save_text(file: Option<&Path>, former: &str, text: &str) -> Result<Option<String>, Error> {
+pub(super) fn save_text(
+    file: Option<&Path>,
+    former: &str,
+    text: &str,
+) -> Result<Option<String>, Error> {
     let Some(path) = file else { return Ok(None) };
     match replace_text(path, former, text) {
         Ok(()) => Ok(None),

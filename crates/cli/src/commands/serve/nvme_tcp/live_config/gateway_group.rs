@@ -1,6 +1,8 @@
 //! Devices and ANA states of a target that is a member of a gateway group.
 //!
 //! ```text
+//!   Configure a change of another gateway is applied
+//!   Fence     clients of the former owner are blocklisted, its pools taken over
 //!   Open      ANA Change, devices are opened in place of unopened ones
 //!   Activate  ANA Optimized
 //!   Close     ANA Inaccessible, unopened devices in place of the open ones, which close when they are idle
@@ -9,24 +11,27 @@
 //! A namespace whose geometry is recorded is there also where its device is not open, so that hosts have a path
 //! to it before they need it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tenmil_base::{Error, Limits};
+use tenmil_block::uri::Uri;
 use tenmil_block::{Bdev, BdevOptions, Claim};
-use tenmil_drivers::{LeaseEnd, LeasedDevice, UnopenedDevice};
+use tenmil_drivers::{LeaseEnd, LeasedDevice, UnopenedDevice, pool};
 use tenmil_group::records::{
     NamespaceRecord, controller_ids_of_slot, encode, namespace, namespace_key,
     slot_of_controller_id,
 };
 use tenmil_group::{Action, GroupPhase, MemberState, MemberStatus, OpenedGroup};
 use tenmil_nvme_controller::controller::AnaState;
+use tenmil_rbd::fence;
 use tenmil_rpc::GroupSession;
-use tenmil_rpc::target_config::{GroupConfig, NamespaceConfig, TargetConfig};
+use tenmil_rpc::target_config::{GroupConfig, NamespaceConfig, SharedConfig, TargetConfig};
 use tenmil_serve::tcp::{GatewayGroupView, Service};
 
+use super::change_requests::save_text;
 use super::closing_devices::ClosingDevices;
-use super::{ApplyError, LiveConfig, LiveNamespace};
+use super::{AppliedChanges, ApplyError, ChangeSource, ConfigWithText, LiveConfig, LiveNamespace};
 
 /// Membership in a gateway group.
 #[derive(Clone)]
@@ -116,11 +121,13 @@ impl LiveConfig {
         let session = group.membership.session.clone();
         while let Some(action) = session.next_action() {
             match action {
-                // No device of a group has names at its medium.
                 Action::Fence { group, names } => {
-                    let text = names.join(", ");
-                    tracing::error!(cause = %text, "group: {text} of ANA group {group} cannot be fenced");
-                    session.handle_fenced(group, false);
+                    let is_fenced = self.fence_ana_group(group, &names);
+                    session.handle_fenced(group, is_fenced);
+                }
+                Action::Configure { configuration } => {
+                    let is_applied = self.adopt_configuration(&configuration);
+                    session.handle_configured(configuration, is_applied);
                 }
                 Action::Open { group } => {
                     let opened = self.open_ana_group(group);
@@ -130,7 +137,13 @@ impl LiveConfig {
                     self.set_ana_state(group, AnaState::Optimized);
                     tracing::info!(event = "group-active", "group: serves ANA group {group}");
                 }
-                Action::Close { group } => self.close_ana_group(group),
+                Action::Close { group } => {
+                    if session.status().state == MemberState::AwaitingClose {
+                        // The next owner blocklists the clients of this membership.
+                        fence::retire_clients();
+                    }
+                    self.close_ana_group(group);
+                }
             }
         }
         self.finish_closing(&session);
@@ -144,6 +157,136 @@ impl LiveConfig {
         session.leave();
         self.drive_group();
         session.status().state == MemberState::Left
+    }
+
+    /// Has the media of an ANA group reject former owners: the clusters of images and the pools of volumes. Returns whether
+    /// they do.
+    fn fence_ana_group(&self, ana_group: u32, names: &[String]) -> bool {
+        let shown = names.join(", ");
+        let (clients, pools): (Vec<String>, Vec<String>) =
+            names.iter().cloned().partition(|name| fence::is_client_name(name));
+        let fenced = fence::blocklist_clients(self.uris_of(ana_group), &clients).and_then(|()| {
+            self.with_opener(|opener| {
+                pool::take_over_pools(opener, self.uris_of(ana_group), &pools)
+            })
+        });
+        match &fenced {
+            Ok(()) => tracing::info!(
+                event = "group-fenced",
+                "group: ANA group {ana_group}: the former owner is fenced: {shown}"
+            ),
+            Err(error) => tracing::error!(
+                cause = %shown,
+                event = "group-refused",
+                "group: ANA group {ana_group} is left to another gateway: {error}"
+            ),
+        }
+        fenced.is_ok()
+    }
+
+    /// Names of this gateway at the media of an ANA group, which the next owner fences.
+    fn names_of_owner(&self, ana_group: u32) -> Result<BTreeSet<String>, Error> {
+        let mut names = BTreeSet::new();
+        for uri in self.uris_of(ana_group) {
+            names.extend(fence::client_names(uri));
+            names.extend(self.with_opener(|opener| pool::owner_names(opener, uri))?);
+        }
+        Ok(names)
+    }
+
+    fn uris_of(&self, ana_group: u32) -> impl Iterator<Item = &Uri> {
+        let namespaces = self.subsystems.iter().flat_map(|stood| &stood.requested.namespaces);
+        namespaces.filter(move |it| it.ana_group == ana_group).map(|it| &it.uri)
+    }
+
+    /// Gives up an ANA group whose device was removed: its medium is lost to this gateway, and not to others.
+    pub(super) fn give_up_ana_group(&self, lost: &LiveNamespace) {
+        let Some(group) = &self.group else { return };
+        let LiveNamespace { requested, served, .. } = lost;
+        let reason = served.failure_reason().unwrap_or_else(|| "it was removed".to_owned());
+        tracing::error!(
+            cause = %requested.uri,
+            event = "group-refused",
+            "group: ANA group {} is left to another gateway: {:#}: {reason}",
+            requested.ana_group,
+            requested.uri
+        );
+        group.membership.session.handle_lost_device(requested.ana_group);
+    }
+
+    /// Has the other gateways of the group adopt a configuration of this one, before it is served.
+    pub(super) fn agree_with_group(&self, text: &str, source: ChangeSource) -> Result<(), Error> {
+        let Some(group) = self.group.as_ref().filter(|_| source == ChangeSource::Local) else {
+            return Ok(());
+        };
+        // The first configuration is compared when the gateway joins.
+        if self.configuration.is_none() {
+            return Ok(());
+        }
+        match SharedConfig::of_config(text) {
+            Some(shared) if SharedConfig::of_config(&self.text).as_ref() != Some(&shared) => {
+                group.membership.session.change_configuration(&shared)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies a change of another gateway. Returns whether it is served.
+    fn adopt_configuration(&mut self, record: &str) -> bool {
+        let before = self.configuration.clone();
+        let applied = self.apply_shared(record);
+        let difference = match (&before, &self.configuration) {
+            (Some(before), Some(after)) => before.difference_to(after).join("; "),
+            _ => String::new(),
+        };
+        match &applied {
+            Ok(changes) => {
+                tracing::info!(
+                    event = "group-configuration",
+                    "group: another gateway has changed the configuration: {difference}"
+                );
+                for failed in &changes.failed {
+                    tracing::warn!(cause = %failed, "group: {failed}");
+                }
+            }
+            Err(error) => tracing::error!(
+                cause = %error,
+                event = "group-configuration-refused",
+                "group: a change of another gateway cannot be served here: {error}"
+            ),
+        }
+        applied.is_ok()
+    }
+
+    fn apply_shared(&mut self, record: &str) -> Result<AppliedChanges, Error> {
+        let text = SharedConfig::of_record(record).and_then(|shared| shared.apply_to(&self.text));
+        let Some(text) = text else {
+            let text = "the configuration in the store is no list of subsystems, expected one of this program";
+            return Err(Error::environment(text));
+        };
+        let config = TargetConfig::parse(&text)
+            .map_err(|wrong| Error::usage(format!("{}: {}", wrong.key, wrong.problem)))?;
+        let (file, former) = (self.context.file.clone(), self.text.clone());
+        // What the others serve is served, whether the file can be written or not.
+        let save = || {
+            let saved = save_text(file.as_deref(), &former, &text);
+            Ok(saved.unwrap_or_else(|error| Some(error.to_string())))
+        };
+        let requested = ConfigWithText { config, text: text.clone() };
+        self.apply_and_save(requested, ChangeSource::Group, save).map_err(|unfit| unfit.refused)
+    }
+
+    /// Why the gateway cannot join with the configuration of its start, if it cannot.
+    pub(in crate::commands::serve::nvme_tcp) fn refusal_of_group(&self) -> Option<Error> {
+        let group = self.group.as_ref()?.membership.session.differing_configuration()?;
+        let own = SharedConfig::of_config(&self.text)?;
+        let name = self.configuration.as_ref()?.group.as_ref()?.name.clone();
+        let text = format!(
+            "join group {name}: the configuration differs from that of its gateways: {}",
+            own.differences_from(&group).join("; ")
+        );
+        let hint = "make the files equal; the first gateway that joins while no other is there defines the configuration";
+        Some(Error::usage(text).with_hint(hint))
     }
 
     /// Opens the devices of an ANA group, or none of them.
@@ -168,7 +311,18 @@ impl LiveConfig {
                 }
             }
         }
-        let mut result = OpenedGroup::default();
+        let names = match self.names_of_owner(ana_group) {
+            Ok(names) => names.into_iter().collect(),
+            Err(error) => {
+                tracing::error!(
+                    cause = %error,
+                    event = "group-refused",
+                    "group: ANA group {ana_group} is left to another gateway: {error}"
+                );
+                return None;
+            }
+        };
+        let mut result = OpenedGroup { names, ..OpenedGroup::default() };
         for (at, served) in opened {
             let nqn = self.subsystems[at].requested.nqn.clone();
             let record = NamespaceRecord::of_limits(&served.served.limits());

@@ -319,17 +319,16 @@ impl LiveNamespace {
             && self.requested.is_read_only == other.requested.is_read_only
     }
 
-    /// Handles the events of its device.
-    pub(super) fn handle_device_event(&self, subsystem: &Subsystem) {
+    /// Handles the events of its device. Returns whether the device was removed.
+    pub(super) fn handle_device_event(&self, subsystem: &Subsystem) -> bool {
+        let mut is_removed = false;
         let Self { requested, descriptor, .. } = self;
         while let Some(event) = descriptor.next_event() {
             match event {
                 BdevEvent::Resized { .. } | BdevEvent::Overflowed { .. } => {
                     subsystem.reread_namespace_size(requested.nsid)
                 }
-                BdevEvent::Removed => {
-                    subsystem.remove_namespace(requested.nsid);
-                }
+                BdevEvent::Removed => is_removed = true,
                 BdevEvent::MediumError { lba, blocks } => {
                     let uri = &requested.uri;
                     tracing::warn!(cause = %uri, "{uri:#} has lost {blocks} blocks from {lba} on");
@@ -339,6 +338,7 @@ impl LiveNamespace {
                 }
             }
         }
+        is_removed
     }
 }
 
