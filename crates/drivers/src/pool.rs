@@ -81,8 +81,8 @@ pub use self::send_stream::{ChangedRange, ProgressFn, TransferSummary};
 pub use self::stop_events::{PoolStopEvent, subscribe_stops};
 pub use self::volume_ref::VolumeRef;
 pub use tenmil_volume::{
-    CapacityState, CheckFinding, CheckReport, CountedUsage, ParentInfo, SpaceUsage,
-    VolumeInfo as Info, VolumeOp,
+    CapacityState, CheckFinding, CheckReport, CountedUsage, ParentInfo, SNAPSHOTS_MAX,
+    SnapshotMember, SpaceUsage, VolumeInfo as Info, VolumeOp,
 };
 
 use self::device_reservations::PoolReservations;

@@ -50,4 +50,4 @@ pub use ownership::{ClaimCondition, InjectedBugs, PoolOwner, SuperblockSlots};
 pub use parent::ParentInfo;
 pub use pool::{ActionResult, DeviceAction, Pool, PoolRequest, PoolResponse, PoolUsage, VolumeRun};
 pub use space_usage::SpaceUsage;
-pub use volume_catalog::{VOLUMES_MAX, VolumeInfo, VolumeOp};
+pub use volume_catalog::{SNAPSHOTS_MAX, SnapshotMember, VOLUMES_MAX, VolumeInfo, VolumeOp};

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use tenmil_base::Span;
+use tenmil_drivers::pool::SNAPSHOTS_MAX;
 
 use crate::error::RpcError;
 use crate::method::{CallContext, Method, MethodKind, ParamDefault, Parameter};
@@ -30,6 +31,8 @@ const UNHEARD: Parameter = Parameter {
     need: ParamDefault::Default("0"),
     help: "stop the job when it has not been queried for this time; 0 to run to the end",
 };
+/// Names of the volumes, or of the snapshots, of a command on several.
+const SNAPSHOT_NAMES: ParamType = ParamType::Texts { len_max: 4096, count_max: SNAPSHOTS_MAX };
 const ID: ParamType = ParamType::Whole { min: 1, max: u64::MAX };
 
 /// Set method that executes the pool command of the same name.
@@ -149,6 +152,26 @@ pub(super) const METHODS: &[Method] = &[
         &[WHICH_STORE, name_parameter("volume", VOLUME), name_parameter("name", CALLED)],
         "Create a snapshot of a volume",
         "tenmil set volume_snapshot volume=db name=monday"
+    ),
+    order!(
+        "volume_snapshots",
+        &[
+            WHICH_STORE,
+            Parameter {
+                name: "volumes",
+                kind: SNAPSHOT_NAMES,
+                need: ParamDefault::Required,
+                help: "names of the volumes",
+            },
+            Parameter {
+                name: "names",
+                kind: SNAPSHOT_NAMES,
+                need: ParamDefault::Required,
+                help: "names of their snapshots, in the same order",
+            },
+        ],
+        "Create snapshots of several volumes at one point in time: no write is in one and an earlier one not in another; all or none",
+        "tenmil set volume_snapshots volumes=db volumes=log names=db-monday names=log-monday"
     ),
     order!(
         "volume_clone",

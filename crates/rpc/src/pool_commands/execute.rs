@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tenmil_base::Error;
 use tenmil_base::{ErrorCategory, Span};
 use tenmil_block::uri::Uri;
-use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, VolumeOp, VolumeRef};
+use tenmil_drivers::pool::{OpenPool, PAGE_BYTES, SnapshotMember, VolumeOp, VolumeRef};
 use tenmil_linux::random_seed;
 
 use super::idempotency;
@@ -60,6 +60,17 @@ pub fn execute_command(
             apply_unless_done(open, change, Some(name), || {
                 format!("snapshot `{name}` of `{volume}`\n")
             })
+        }
+        PoolCommand::Snapshots { pairs } => {
+            let member = |(volume, name): &(String, String)| SnapshotMember {
+                volume: volume.clone(),
+                name: name.clone(),
+                uuid: new_uuid(),
+            };
+            let change = VolumeOp::Snapshots { members: pairs.iter().map(member).collect() };
+            let line =
+                |(volume, name): &(String, String)| format!("snapshot `{name}` of `{volume}`\n");
+            apply_unless_done(open, change, None, || pairs.iter().map(line).collect())
         }
         PoolCommand::Clone { from, name } => {
             let change =

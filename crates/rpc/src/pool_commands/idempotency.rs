@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tenmil_base::Error;
 use tenmil_block::uri::short_form_for_terminal;
-use tenmil_drivers::pool::{Info, OpenPool, VolumeOp};
+use tenmil_drivers::pool::{Info, OpenPool, SnapshotMember, VolumeOp};
 
 /// Returns the message if the result of the change exists already; `None` if the change must be
 /// applied or rejected.
@@ -65,6 +65,17 @@ pub(super) fn message_if_already_done(
             }
             _ => None,
         },
+        VolumeOp::Snapshots { members } => {
+            for SnapshotMember { volume, name, .. } in members {
+                match (there(volume), there(name)) {
+                    (Some(volume), Some(snapshot))
+                        if is_snapshot_of(volume, snapshot)
+                            && is_unchanged_since_snapshot(open, volume, snapshot)? => {}
+                    _ => return Ok(None),
+                }
+            }
+            Some(format!("all {} snapshots are there already\n", members.len()))
+        }
         VolumeOp::Clone { from, name, .. } => match (there(from), there(name)) {
             (Some(from), Some(clone)) if clone.origin == from.id && !clone.is_read_only => {
                 Some(format!("volume `{name}`, a clone of `{}`, is there already\n", from.name))

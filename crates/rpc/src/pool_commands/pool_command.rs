@@ -68,6 +68,11 @@ pub enum PoolCommand {
         /// Name of the snapshot.
         name: String,
     },
+    /// Create snapshots of several volumes at one point in time.
+    Snapshots {
+        /// Volumes, each with the name of its snapshot.
+        pairs: Vec<(String, String)>,
+    },
     /// Clone a volume or snapshot.
     Clone {
         /// Source.
@@ -170,6 +175,7 @@ impl PoolCommand {
             Self::Rename { .. } => "volume_rename",
             Self::Resize { .. } => "volume_resize",
             Self::Snapshot { .. } => "volume_snapshot",
+            Self::Snapshots { .. } => "volume_snapshots",
             Self::Clone { .. } => "volume_clone",
             Self::Rollback { .. } => "volume_rollback",
             Self::Grow { .. } => "pool_grow",
@@ -203,6 +209,10 @@ impl PoolCommand {
                 json!({ "name": name, "size_bytes": size_bytes, "shrink": shrink })
             }
             Self::Snapshot { volume, name } => json!({ "volume": volume, "name": name }),
+            Self::Snapshots { pairs } => {
+                let (volumes, names): (Vec<_>, Vec<_>) = pairs.iter().cloned().unzip();
+                json!({ "volumes": volumes, "names": names })
+            }
             Self::Clone { from, name } => json!({ "from": from, "name": name }),
             Self::Rollback { volume, snapshot } => {
                 json!({ "volume": volume, "snapshot": snapshot })
@@ -229,7 +239,7 @@ impl PoolCommand {
     ///
     /// # Errors
     ///
-    /// A malformed device URI.
+    /// A malformed device URI, or lists of different lengths.
     pub(crate) fn from_arguments(method: &str, arguments: &Arguments) -> Result<Self, String> {
         let text = |name| arguments.text(name).unwrap_or_default().to_owned();
         let whole = |name| arguments.integer(name).unwrap_or_default();
@@ -265,6 +275,15 @@ impl PoolCommand {
                 Self::Resize { name, size_bytes: whole("size_bytes"), shrink: flag("shrink") }
             }
             "volume_snapshot" => Self::Snapshot { volume: text("volume"), name },
+            "volume_snapshots" => {
+                let (volumes, names) = (arguments.texts("volumes"), arguments.texts("names"));
+                if volumes.len() != names.len() {
+                    let (found, expected) = (names.len(), volumes.len());
+                    return Err(format!("{found} names, expected {expected}, one for each volume"));
+                }
+                let pairs = volumes.iter().cloned().zip(names.iter().cloned());
+                Self::Snapshots { pairs: pairs.collect() }
+            }
             "volume_clone" => Self::Clone { from: text("from"), name },
             "volume_rollback" => {
                 Self::Rollback { volume: text("volume"), snapshot: text("snapshot") }
@@ -333,6 +352,10 @@ mod tests {
             PoolCommand::Rename { name: name.clone(), to: to.clone() },
             PoolCommand::Resize { name: name.clone(), size_bytes: 4096, shrink: true },
             PoolCommand::Snapshot { volume: name.clone(), name: to.clone() },
+            PoolCommand::Snapshots { pairs: vec![(name.clone(), to.clone())] },
+            PoolCommand::Snapshots {
+                pairs: vec![(name.clone(), "c".into()), (to.clone(), "d".into())],
+            },
             PoolCommand::Clone { from: name.clone(), name: to.clone() },
             PoolCommand::Rollback { volume: name.clone(), snapshot: to },
             PoolCommand::Grow { add: vec![], overwrite: false },

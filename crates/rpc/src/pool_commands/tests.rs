@@ -144,6 +144,11 @@ fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
             json!({ "first_percent": 70, "second_percent": 90 }),
             vec!["db", "mon"],
         ),
+        (
+            "set_volume_snapshots",
+            json!({ "volumes": ["db", "mon"], "names": ["x", "y"] }),
+            vec!["db", "mon", "x", "y"],
+        ),
     ] {
         let first = bench.call_method(method, given.clone()).unwrap();
         assert_eq!(
@@ -162,7 +167,11 @@ fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
     }
     let store = &bench.call_method("pools", json!({})).unwrap()[0];
     assert_eq!(store["thresholds_percent"], json!([70, 90]));
-    assert_eq!((&store["volumes"], &store["name"]), (&json!(2), &json!("pool")));
+    assert_eq!((&store["volumes"], &store["name"]), (&json!(4), &json!("pool")));
+    let uneven = json!({ "volumes": ["db", "mon"], "names": ["z"] });
+    let refusal = bench.call_expecting_error("set_volume_snapshots", uneven);
+    assert_eq!(refusal.code, ErrorCode::BadValue);
+    assert!(refusal.message.contains("1 names, expected 2"), "{refusal}");
     let refusal =
         bench.call_expecting_error("set_volume_delete", json!({ "name": "db", "pool": "other" }));
     assert_eq!(refusal.code, ErrorCode::NotFound);

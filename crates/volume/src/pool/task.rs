@@ -30,8 +30,8 @@ pub(super) struct RequestTask {
     began: Option<u64>,
     /// Volume that it writes to.
     writes_to: Option<u64>,
-    /// Volume whose writes it blocks.
-    quiets: Option<u64>,
+    /// Volumes whose writes it blocks.
+    quiets: Vec<u64>,
     /// Allocated clusters that it uses, with their first blocks, and the number of blocks per cluster.
     mine: (Vec<(u64, u64)>, u64),
     /// Number of times it has waited for free space.
@@ -160,7 +160,7 @@ impl From<TaskWaitReason> for TaskPause {
 impl RequestTask {
     pub(super) const fn new(token: u64, ask: PoolRequest) -> Self {
         let mine = (Vec::new(), 0);
-        let (began, writes_to, quiets, retries) = (None, None, None, 0);
+        let (began, writes_to, retries) = (None, None, 0);
         let (state, summed) = (TaskState::Start, None);
         let (time_limit, is_provisioned, moves, filling) = (TIME_LIMIT, false, None, None);
         Self {
@@ -169,7 +169,7 @@ impl RequestTask {
             state,
             began,
             writes_to,
-            quiets,
+            quiets: Vec::new(),
             mine,
             retries,
             time_limit,
@@ -184,8 +184,9 @@ impl RequestTask {
 impl RequestTask {
     /// Whether nothing was done for it that a recovery would undo.
     fn has_no_effects_yet(&self) -> bool {
-        let holds = [self.began, self.writes_to, self.quiets].iter().any(Option::is_some);
-        matches!(self.state, TaskState::Start) && !holds && self.mine.0.is_empty()
+        let holds = [self.began, self.writes_to].iter().any(Option::is_some);
+        let holds = holds || !self.quiets.is_empty() || !self.mine.0.is_empty();
+        matches!(self.state, TaskState::Start) && !holds
     }
 }
 
@@ -287,10 +288,11 @@ impl Pool {
         }
     }
 
-    fn end_quiesce(&mut self, id: Option<u64>) {
-        let Some(id) = id else { return };
-        self.traffic.entry(id).or_default().quieting -= 1;
-        self.wake_volume_waiters(id);
+    fn end_quiesce(&mut self, volumes: Vec<u64>) {
+        for id in volumes {
+            self.traffic.entry(id).or_default().quieting -= 1;
+            self.wake_volume_waiters(id);
+        }
     }
 
     fn step_task(&mut self, id: u64, task: &mut RequestTask) -> Result<TaskStepResult, TaskPause> {
@@ -350,24 +352,30 @@ impl Pool {
     ) -> Result<TaskStepResult, TaskPause> {
         self.check_not_stopped()?;
         self.check_may_change()?;
-        if let Some(name) = change.volume_to_quiesce() {
-            // While it waited, the name may have gone to another volume.
-            let id = self.books.expect_volume_by_name(name)?.id;
-            if task.quiets != Some(id) {
-                self.end_quiesce(task.quiets.take());
-                self.traffic.entry(id).or_default().quieting += 1;
-                task.quiets = Some(id);
+        // While it waited, a name may have gone to another volume.
+        let names = change.volumes_to_quiesce().into_iter();
+        let volumes = names.map(|name| Ok(self.books.expect_volume_by_name(name)?.id));
+        let volumes = volumes.collect::<Result<Vec<u64>, TransactionStop>>()?;
+        if task.quiets != volumes {
+            self.end_quiesce(std::mem::take(&mut task.quiets));
+            for id in &volumes {
+                self.traffic.entry(*id).or_default().quieting += 1;
             }
+            task.quiets = volumes;
         }
-        if let Some(id) = task.quiets
-            && self.traffic.entry(id).or_default().writes > 0
-        {
-            return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(id)));
+        // All of them are quiet at the same time.
+        let has_writes = |id: &&u64| self.traffic.get(id).is_some_and(|it| it.writes > 0);
+        if let Some(id) = task.quiets.iter().find(has_writes) {
+            return Ok(TaskStepResult::Wait(TaskWaitReason::Volume(*id)));
         }
         let gives_back = matches!(change, VolumeOp::Delete { .. } | VolumeOp::Resize { .. });
         let leaves = if gives_back { ReserveToLeave::Nothing } else { ReserveToLeave::Most };
+        let changes = match change {
+            VolumeOp::Snapshots { members } => members.len() as u64,
+            _ => 1,
+        };
         let made = loop {
-            self.books.fill_metadata_reserve(CHANGE_BLOCKS, leaves)?;
+            self.books.fill_metadata_reserve(CHANGE_BLOCKS * changes, leaves)?;
             let progress =
                 self.books.try_step_with_commit_space(|books| books.execute_volume_op(change))?;
             if let CommandProgress::Made(made) = progress {
@@ -375,7 +383,7 @@ impl Pool {
             }
             self.check_may_change()?;
         };
-        self.end_quiesce(task.quiets.take());
+        self.end_quiesce(std::mem::take(&mut task.quiets));
         let response = made.map_or(PoolResponse::Done, PoolResponse::Volume);
         task.state = TaskState::Durable(response);
         Ok(TaskStepResult::Wait(TaskWaitReason::Commit(self.books.generation)))

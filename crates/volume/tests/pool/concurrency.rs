@@ -2,7 +2,9 @@
 
 use crate::fixture::{PoolFixture, check_pool, new_pool_image, open_read_only};
 use tenmil_base::Random;
-use tenmil_volume::{DeviceAction, PoolError, PoolRequest, PoolResponse, VolumeInfo, VolumeOp};
+use tenmil_volume::{
+    DeviceAction, PoolError, PoolRequest, PoolResponse, SnapshotMember, VolumeInfo, VolumeOp,
+};
 
 const BLOCKS: u64 = 2048;
 
@@ -58,6 +60,62 @@ fn snapshot_waits_for_earlier_writes_and_delays_later_ones() {
     };
     assert_eq!(rig.read_blocks(kept.id, 3, 1).unwrap(), [[2; 8]]);
     assert_eq!(rig.read_blocks(info.id, 3, 1).unwrap(), [[3; 8]]);
+}
+
+#[test]
+fn snapshots_of_several_volumes_have_one_point_in_time() {
+    let mut rig = empty_pool_fixture();
+    let volumes = ["a", "b"].map(|name| create_volume(&mut rig, name, 64));
+    for volume in &volumes {
+        write_and_wait(&mut rig, volume.id, 0, 64, 1);
+    }
+    rig.holds_data = true;
+    let before = rig.submit_write(volumes[0].id, 3, 1, 2);
+    rig.run_until_idle();
+    let member = |volume: &str, name: &str| SnapshotMember {
+        volume: volume.into(),
+        name: name.into(),
+        uuid: 2,
+    };
+    let members = vec![member("a", "s"), member("b", "t")];
+    let taken = rig.submit(PoolRequest::Change(VolumeOp::Snapshots { members }));
+    rig.run_until_idle();
+    // A write to the volume that has none in flight waits, too: it is later than the first one.
+    let behind = rig.submit_write(volumes[1].id, 3, 1, 3);
+    rig.run_until_idle();
+    assert!(rig.responses.is_empty(), "{:?}", rig.responses);
+    assert_eq!(rig.in_flight().len(), 1, "the first write alone is under way");
+    rig.holds_data = false;
+    rig.run_until_idle();
+    for token in [before, taken, behind] {
+        assert!(rig.responses.remove(&token).unwrap().is_ok());
+    }
+    let mut read = |name: &str| {
+        let found = rig.run_request(PoolRequest::Find(name.into())).unwrap();
+        let PoolResponse::Volume(info) = found else { panic!("{found:?}") };
+        rig.read_blocks(info.id, 3, 1).unwrap()[0][0]
+    };
+    assert_eq!([read("s"), read("t"), read("a"), read("b")], [2, 1, 2, 3]);
+}
+
+#[test]
+fn snapshots_of_several_volumes_are_all_made_or_none() {
+    let mut rig = empty_pool_fixture();
+    for name in ["a", "b"] {
+        create_volume(&mut rig, name, 64);
+    }
+    let member = |volume: &str, name: &str| SnapshotMember {
+        volume: volume.into(),
+        name: name.into(),
+        uuid: 2,
+    };
+    let mut snapshots = |members: Vec<SnapshotMember>| {
+        rig.run_request(PoolRequest::Change(VolumeOp::Snapshots { members }))
+    };
+    for second in [member("none", "t"), member("b", "s"), member("b", "a")] {
+        assert!(snapshots(vec![member("a", "s"), second]).is_err());
+    }
+    assert!(snapshots(vec![member("a", "s"), member("b", "t")]).is_ok(), "no name was taken");
 }
 
 #[test]

@@ -28,10 +28,10 @@ impl Pool {
         blocks: u64,
     ) -> Result<TaskStepResult, TaskPause> {
         self.check_not_stopped()?;
-        if task.quiets.is_none() {
+        if task.quiets.is_empty() {
             self.books.expect_volume(volume)?;
             self.traffic.entry(volume).or_default().quieting += 1;
-            task.quiets = Some(volume);
+            task.quiets.push(volume);
         }
         // Once it counts as a writer itself, its own writes must not block it.
         if task.writes_to.is_none() && self.traffic.entry(volume).or_default().writes > 0 {
