@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Layers from the lowest up. Within layer 0, `wire` depends on `crc`, and within the machine crates, `linux` on `dma`.
-const LAYERS: [(&str, u32); 33] = [
+const LAYERS: [(&str, u32); 34] = [
     ("tenmil-base", 0),
     ("tenmil-crc", 0),
     ("tenmil-wire", 0),
@@ -40,6 +40,7 @@ const LAYERS: [(&str, u32); 33] = [
     ("tenmil-cluster", 6),
     ("tenmil-bench", 7),
     ("tenmil-capi", 7),
+    ("tenmil-csi", 7),
     ("tenmil-cli", 8),
     ("tenmil-fuzz", 8),
     ("tenmil-xtask", 8),

@@ -17,7 +17,6 @@
 
 mod crash_test_stack;
 mod fault_injected_disks;
-mod fuse_protocol;
 mod nbd_client;
 mod round_plan;
 mod server_process;
@@ -32,7 +31,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crash_test_stack::{CrashTestResources, CrashTestStack, EventTotals};
-use fault_injected_disks::{FaultInjectedDisks, FuseMount};
+use fault_injected_disks::{FaultInjectedDisks, mount_disk};
 use round_plan::{CrashEvent, DeviceStack, RoundPlan, SyncPositionIterator};
 use server_process::ServerProcess;
 use volume_model::ModelCounts;
@@ -125,8 +124,8 @@ pub(crate) fn run_crash_tests(options: &CrashOptions) -> Result<bool, String> {
     let seed = options.seed.unwrap_or_else(|| if options.short { 1 } else { random_seed() });
     let disks = Arc::new(Mutex::new(FaultInjectedDisks::new(2, seed, options.ignore_syncs)));
     let mounts = (0..2)
-        .map(|disk| FuseMount::new(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
-    let _mounts: Vec<FuseMount> = mounts.collect::<Result<_, _>>()?;
+        .map(|disk| mount_disk(&disks, disk, &absolute_directory.join(format!("disk-{disk}"))));
+    let _mounts: Vec<crate::fuse_mount::FuseMount> = mounts.collect::<Result<_, _>>()?;
     let servers =
         ["target-a", "target-b", "host"].map(|name| ServerProcess::new(name, &absolute_directory));
     let place = CrashTestResources {

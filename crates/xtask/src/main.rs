@@ -14,9 +14,12 @@ mod c_library;
 mod ceph;
 mod cluster;
 mod crash;
+mod csi;
 mod docs;
 mod fairness;
 mod fio_engine;
+mod fuse_mount;
+mod fuse_protocol;
 mod lab;
 mod operate;
 mod package;
@@ -63,6 +66,11 @@ enum Task {
     Ceph(ceph::CephOptions),
     /// Test a group of gateways with etcd or Ceph: kills, pauses, a store that is cut off or lost, drains, restarts.
     Cluster(cluster::ClusterOptions),
+    /// Run csi-sanity against the CSI driver, and kill the driver while it works.
+    Csi(csi::CsiOptions),
+    /// Serve a device as a loop device, in place of `tenmil serve --listen ublk:`.
+    #[command(hide = true)]
+    Serve(csi::LoopDiskOptions),
 }
 
 fn main() -> ExitCode {
@@ -82,6 +90,8 @@ fn main() -> ExitCode {
         Task::Sim(options) => ("sim", sim::run_sim(&options)),
         Task::Ceph(options) => ("ceph", ceph::run_ceph(&options)),
         Task::Cluster(options) => ("cluster", cluster::run_cluster(&options)),
+        Task::Csi(options) => ("csi", csi::run_csi(&options)),
+        Task::Serve(options) => ("serve", csi::serve_loop_disk(&options)),
     };
     match ended {
         Ok(true) => ExitCode::SUCCESS,

@@ -9,20 +9,16 @@
 //! disk.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tenmil_base::Random;
 
-use super::fuse_protocol::{
-    FuseOperation, FuseReply, FuseRequest, WRITE_BYTES_MAX, errno, is_root_node,
-};
 use super::server_process::ServerProcess;
-use super::volatile_cache_disk::{ROOT, SurvivingData, VolatileCacheMedium};
+use super::volatile_cache_disk::{SurvivingData, VolatileCacheMedium};
+use crate::fuse_mount::FuseMount;
+use crate::fuse_protocol::{FuseOperation, FuseReply, FuseRequest, ROOT, errno, is_root_node};
 
 /// Threads per mount, so that one write can be held back while others proceed.
 const THREADS: usize = 3;
@@ -244,13 +240,16 @@ impl FaultInjectedDisks {
             FuseOperation::Init { minor } => return Ok(FuseReply::init_result(*minor)),
             FuseOperation::Lookup { name } => {
                 let node = medium.find_node(name).ok_or(errno::NOENT)?;
-                return Ok(FuseReply::entry_result(node, medium.file_mut(node).map(|file| &*file)));
+                return Ok(FuseReply::entry_result(
+                    node,
+                    medium.file_mut(node).map(|file| file.size()),
+                ));
             }
             FuseOperation::Create { name } => {
                 let node = medium.create(name);
                 return Ok(FuseReply::create_result(
                     node,
-                    medium.file_mut(node).map(|file| &*file),
+                    medium.file_mut(node).map(|file| file.size()),
                     epoch,
                 ));
             }
@@ -306,8 +305,19 @@ impl FaultInjectedDisks {
             }
             _ => return Err(errno::OPNOTSUPP),
         }
-        Ok(FuseReply::attributes_result(*node, Some(file)))
+        Ok(FuseReply::attributes_result(*node, Some(file.size())))
     }
+}
+
+/// Mounts a disk.
+pub(super) fn mount_disk(
+    disks: &SharedDisks,
+    disk: usize,
+    path: &Path,
+) -> Result<FuseMount, String> {
+    let disks = disks.clone();
+    let serve = move |bytes: &[u8]| serve_request(&disks, disk, bytes);
+    FuseMount::new(path, "tenmil-crash", THREADS, Arc::new(serve))
 }
 
 /// Serves one request, delayed if it is a write that is held back.
@@ -331,65 +341,6 @@ fn serve_request(disks: &SharedDisks, disk: usize, bytes: &[u8]) -> Option<Vec<u
     let answer = held.handle_request(disk, &request, bytes);
     drop(held);
     Some(FuseReply::into_bytes(answer, request.unique))
-}
-
-/// FUSE mount of a disk, unmounted on drop.
-#[derive(Debug)]
-pub(super) struct FuseMount {
-    path: PathBuf,
-}
-
-impl FuseMount {
-    pub(super) fn new(disks: &SharedDisks, disk: usize, path: &Path) -> Result<Self, String> {
-        let refuse = |why| format!("mount {}: {why}", path.display());
-        std::fs::create_dir_all(path).map_err(|why| refuse(why.to_string()))?;
-        let fuse = OpenOptions::new().read(true).write(true).open("/dev/fuse");
-        let fuse = fuse.map_err(|why| refuse(format!("open /dev/fuse: {why}")))?;
-        for _ in 0..THREADS {
-            let fuse = fuse.try_clone().map_err(|why| refuse(why.to_string()))?;
-            let disks = disks.clone();
-            let name = format!("disk-{disk}");
-            let thread = std::thread::Builder::new().name(name);
-            let started = thread.spawn(move || fuse_loop(&disks, disk, fuse));
-            started.map_err(|why| refuse(why.to_string()))?;
-        }
-        // The mount command inherits the descriptor as its standard input (fd=0).
-        let mut mount = Command::new("mount");
-        mount.args(["--internal-only", "-t", "fuse", "-o"]);
-        mount.arg("fd=0,rootmode=40000,user_id=0,group_id=0,nosuid,nodev");
-        mount.arg("tenmil-crash").arg(path).stdin(Stdio::from(fuse));
-        let output = mount.output().map_err(|why| refuse(why.to_string()))?;
-        if !output.status.success() {
-            return Err(refuse(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-        }
-        Ok(Self { path: path.to_owned() })
-    }
-}
-
-impl Drop for FuseMount {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
-    }
-}
-
-fn fuse_loop(disks: &SharedDisks, disk: usize, mut fuse: File) {
-    let mut bytes = vec![0; WRITE_BYTES_MAX + (64 << 10)];
-    loop {
-        match fuse.read(&mut bytes) {
-            Ok(len) => {
-                if let Some(answer) = serve_request(disks, disk, &bytes[..len]) {
-                    // If the calling process was killed, the kernel discards the reply.
-                    let _ = fuse.write(&answer);
-                }
-            }
-            // ENODEV: unmounted. ENOENT: the request was interrupted. EPERM: not mounted yet.
-            Err(why) if why.raw_os_error() == Some(19) => return,
-            Err(why) if why.raw_os_error() == Some(1) => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(_) => {}
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,12 +9,11 @@ use std::collections::BTreeMap;
 
 use tenmil_base::Random;
 
+use crate::fuse_protocol::{FileSize, ROOT};
+
 /// Size of a sector, which is atomic at a power loss.
 pub(super) const SECTOR_BYTES: usize = 512;
 const SECTOR: u64 = SECTOR_BYTES as u64;
-
-/// Node number of the only directory.
-pub(super) const ROOT: u64 = 1;
 
 /// Files of one disk.
 #[derive(Debug, Default)]
@@ -128,10 +127,10 @@ impl VolatileFile {
         self.len
     }
 
-    /// Allocated bytes.
-    pub(super) fn allocated_bytes(&self) -> u64 {
+    /// Size for the kernel.
+    pub(super) fn size(&self) -> FileSize {
         let sectors = self.durable.len() + self.volatile.len();
-        sectors as u64 * SECTOR
+        FileSize { len: self.len, allocated_bytes: sectors as u64 * SECTOR }
     }
 
     pub(super) fn truncate(&mut self, len: u64) {

@@ -1,12 +1,12 @@
 //! FUSE kernel protocol, as far as one directory of files needs it (linux/fuse.h, version 7.31):
 //! requests read from `/dev/fuse` and replies written to it. Numbers are in host byte order.
 
-use super::volatile_cache_disk::{ROOT, VolatileFile};
-
+/// Node number of the only directory.
+pub(crate) const ROOT: u64 = 1;
 /// Minor version of the supported protocol.
 const MINOR: u32 = 31;
 /// Maximum number of bytes per write.
-pub(super) const WRITE_BYTES_MAX: usize = 1 << 20;
+pub(crate) const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Size of `fuse_in_header`.
 const IN_HEADER_BYTES: usize = 40;
 /// `FUSE_ASYNC_READ`, `FUSE_BIG_WRITES`, `FUSE_ASYNC_DIO` and `FUSE_MAX_PAGES`.
@@ -21,18 +21,18 @@ const FALLOC_FL_PUNCH_HOLE: u32 = 2;
 const FALLOC_FL_ZERO_RANGE: u32 = 0x10;
 
 /// Error numbers of Linux (errno(3)).
-pub(super) mod errno {
-    pub(in super::super) const NOENT: i32 = 2;
-    pub(in super::super) const IO: i32 = 5;
-    pub(in super::super) const NXIO: i32 = 6;
-    pub(in super::super) const INVAL: i32 = 22;
-    pub(in super::super) const NOSYS: i32 = 38;
-    pub(in super::super) const OPNOTSUPP: i32 = 95;
+pub(crate) mod errno {
+    pub(crate) const NOENT: i32 = 2;
+    pub(crate) const IO: i32 = 5;
+    pub(crate) const NXIO: i32 = 6;
+    pub(crate) const INVAL: i32 = 22;
+    pub(crate) const NOSYS: i32 = 38;
+    pub(crate) const OPNOTSUPP: i32 = 95;
 }
 
 /// Operation of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum FuseOperation {
+pub(crate) enum FuseOperation {
     Init {
         minor: u32,
     },
@@ -88,12 +88,12 @@ pub(super) enum FuseOperation {
 
 /// FUSE request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct FuseRequest {
-    pub(super) unique: u64,
-    pub(super) node: u64,
+pub(crate) struct FuseRequest {
+    pub(crate) unique: u64,
+    pub(crate) node: u64,
     /// File handle from the reply to the open.
-    pub(super) handle: u64,
-    pub(super) operation: FuseOperation,
+    pub(crate) handle: u64,
+    pub(crate) operation: FuseOperation,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -112,7 +112,7 @@ fn name_at(bytes: &[u8], at: usize) -> String {
 
 impl FuseRequest {
     /// Parses the bytes of one read from `/dev/fuse`.
-    pub(super) fn parse(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let body = bytes.get(IN_HEADER_BYTES..).unwrap_or_default();
         let (first, second) = (u64_at(body, 0), u64_at(body, 8));
         let size = u32_at(body, 16) as usize;
@@ -162,9 +162,16 @@ impl FuseRequest {
     }
 }
 
+/// Size of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FileSize {
+    pub(crate) len: u64,
+    pub(crate) allocated_bytes: u64,
+}
+
 /// Reply under construction.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct FuseReply(Vec<u8>);
+pub(crate) struct FuseReply(Vec<u8>);
 
 impl FuseReply {
     fn u16(mut self, value: u16) -> Self {
@@ -188,9 +195,9 @@ impl FuseReply {
     }
 
     /// `fuse_attr`.
-    fn push_attributes(self, node: u64, file: Option<&VolatileFile>) -> Self {
+    fn push_attributes(self, node: u64, file: Option<FileSize>) -> Self {
         let (mode, len, allocated) = match file {
-            Some(file) => (0o100_600, file.len(), file.allocated_bytes()),
+            Some(FileSize { len, allocated_bytes }) => (0o100_600, len, allocated_bytes),
             None => (0o040_755, 0, 0),
         };
         let times = self.u64(node).u64(len).u64(allocated / 512).zeroes(24 + 12);
@@ -198,12 +205,12 @@ impl FuseReply {
         times.u32(mode).u32(1).zeroes(12).u32(4096).u32(0)
     }
 
-    pub(super) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self::default()
     }
 
     /// `fuse_init_out`.
-    pub(super) fn init_result(minor: u32) -> Self {
+    pub(crate) fn init_result(minor: u32) -> Self {
         let write_max = u32::try_from(WRITE_BYTES_MAX).unwrap_or(u32::MAX);
         let limits = Self::default().u32(7).u32(minor.min(MINOR)).u32(0).u32(INIT_FLAGS);
         let limits = limits.u16(64).u16(48).u32(write_max).u32(1);
@@ -212,31 +219,31 @@ impl FuseReply {
     }
 
     /// `fuse_entry_out` with cache timeouts of zero.
-    pub(super) fn entry_result(node: u64, file: Option<&VolatileFile>) -> Self {
+    pub(crate) fn entry_result(node: u64, file: Option<FileSize>) -> Self {
         Self::default().u64(node).u64(0).zeroes(24).push_attributes(node, file)
     }
 
     /// `fuse_attr_out`.
-    pub(super) fn attributes_result(node: u64, file: Option<&VolatileFile>) -> Self {
+    pub(crate) fn attributes_result(node: u64, file: Option<FileSize>) -> Self {
         Self::default().zeroes(16).push_attributes(node, file)
     }
 
     /// `fuse_open_out`.
-    pub(super) fn open_result(handle: u64) -> Self {
+    pub(crate) fn open_result(handle: u64) -> Self {
         Self::default().u64(handle).u32(OPEN_FLAGS).u32(0)
     }
 
-    pub(super) fn opendir_result(handle: u64) -> Self {
+    pub(crate) fn opendir_result(handle: u64) -> Self {
         Self::default().u64(handle).u64(0)
     }
 
     /// `fuse_entry_out` and `fuse_open_out`.
-    pub(super) fn create_result(node: u64, file: Option<&VolatileFile>, handle: u64) -> Self {
+    pub(crate) fn create_result(node: u64, file: Option<FileSize>, handle: u64) -> Self {
         Self::entry_result(node, file).u64(handle).u32(OPEN_FLAGS).u32(0)
     }
 
     /// `fuse_dirent` for each name after the first `offset`.
-    pub(super) fn directory_entries<'a>(
+    pub(crate) fn directory_entries<'a>(
         names: impl Iterator<Item = (&'a String, u64)>,
         offset: u64,
     ) -> Self {
@@ -252,28 +259,28 @@ impl FuseReply {
         answer
     }
 
-    pub(super) fn data_bytes(bytes: Vec<u8>) -> Self {
+    pub(crate) fn data_bytes(bytes: Vec<u8>) -> Self {
         Self(bytes)
     }
 
     /// `fuse_write_out`.
-    pub(super) fn write_result(len: usize) -> Self {
+    pub(crate) fn write_result(len: usize) -> Self {
         Self::default().u32(u32::try_from(len).unwrap_or(0)).u32(0)
     }
 
     /// `fuse_lseek_out`.
-    pub(super) fn seek_result(offset: u64) -> Self {
+    pub(crate) fn seek_result(offset: u64) -> Self {
         Self::default().u64(offset)
     }
 
     /// `fuse_kstatfs`: 4 GiB, all free.
-    pub(super) fn statfs_result() -> Self {
+    pub(crate) fn statfs_result() -> Self {
         let counts = Self::default().u64(1 << 20).u64(1 << 20).u64(1 << 20).u64(64).u64(64);
         counts.u32(4096).u32(120).u32(4096).zeroes(28)
     }
 
     /// The reply with its `fuse_out_header`.
-    pub(super) fn into_bytes(answer: Result<Self, i32>, unique: u64) -> Vec<u8> {
+    pub(crate) fn into_bytes(answer: Result<Self, i32>, unique: u64) -> Vec<u8> {
         let (error, body) = match answer {
             Ok(body) => (0, body.0),
             Err(errno) => (-errno, Vec::new()),
@@ -288,7 +295,7 @@ impl FuseReply {
 }
 
 /// Whether the node is the directory.
-pub(super) fn is_root_node(node: u64) -> bool {
+pub(crate) fn is_root_node(node: u64) -> bool {
     node == ROOT
 }
 
@@ -298,11 +305,11 @@ mod tests {
 
     #[test]
     fn replies_have_the_sizes_of_the_kernel_structures() {
-        let file = VolatileFile::default();
+        let file = FileSize::default();
         assert_eq!(FuseReply::init_result(40).0.len(), 64);
-        assert_eq!(FuseReply::entry_result(2, Some(&file)).0.len(), 128);
-        assert_eq!(FuseReply::attributes_result(2, Some(&file)).0.len(), 104);
-        assert_eq!(FuseReply::create_result(2, Some(&file), 0).0.len(), 144);
+        assert_eq!(FuseReply::entry_result(2, Some(file)).0.len(), 128);
+        assert_eq!(FuseReply::attributes_result(2, Some(file)).0.len(), 104);
+        assert_eq!(FuseReply::create_result(2, Some(file), 0).0.len(), 144);
         assert_eq!(FuseReply::open_result(0).0.len(), 16);
         assert_eq!(FuseReply::statfs_result().0.len(), 80);
         assert_eq!(FuseReply::into_bytes(Err(errno::IO), 7).len(), 16);
