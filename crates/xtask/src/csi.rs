@@ -16,11 +16,12 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use self::loop_disk::{LoopDiskOptions, serve_loop_disk};
 use self::processes::DriverStack;
+pub(crate) use self::sanity::find_or_build as find_or_build_sanity;
 use crate::operate::Report;
 use tenmil_base::Random;
 
 /// Directory of all files.
-const DIRECTORY: &str = "target/csi";
+pub(crate) const DIRECTORY: &str = "target/csi";
 
 /// Options of `cargo xtask csi`.
 #[derive(Debug, clap::Args)]

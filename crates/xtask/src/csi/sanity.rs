@@ -19,7 +19,7 @@ const EXPANDED_BYTES: u64 = 96 << 20;
 const SKIPPED_MAX: usize = 2;
 
 /// Finds csi-sanity in PATH or `directory`, or builds it there with Go.
-pub(super) fn find_or_build(directory: &Path) -> Result<PathBuf, String> {
+pub(crate) fn find_or_build(directory: &Path) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let places = std::env::split_paths(&path).chain([directory.join("bin")]);
     if let Some(found) = places.map(|place| place.join("csi-sanity")).find(|it| it.is_file()) {

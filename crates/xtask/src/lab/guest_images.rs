@@ -49,6 +49,8 @@ struct ImageKind {
     has_secure: bool,
     /// Whether it has the proxy.
     has_proxy: bool,
+    /// Whether it has the CSI driver.
+    has_csi: bool,
 }
 
 /// Kernel and initramfs of a guest, and the program of its companion.
@@ -94,7 +96,7 @@ impl GuestImages {
         }
         let suite = scenario.suite.unwrap_or(&self.suite).to_owned();
         let (has_secure, has_proxy) = (scenario.needs_secure, scenario.needs_proxy);
-        let kind = ImageKind { suite, has_secure, has_proxy };
+        let kind = ImageKind { suite, has_secure, has_proxy, has_csi: scenario.needs_csi };
         if let Some((_, known)) = self.images.iter().find(|(of, _)| *of == kind) {
             return known.clone();
         }
@@ -111,9 +113,11 @@ impl GuestImages {
         let added = sets.map(|set| SuitePrograms::find_or_fetch(set, &self.room, suite));
         let added = added.collect::<Result<Vec<_>, _>>()?;
         let name: String = added.iter().map(|programs| format!("-{}", programs.name())).collect();
+        let csi = if kind.has_csi { csi_programs(&self.room)? } else { Vec::new() };
+        let name = if kind.has_csi { format!("{name}-csi") } else { name };
         let initramfs = self.room.join(format!("initramfs-{suite}{name}"));
         let tenmil = if kind.has_secure { &self.secure_tenmil } else { &self.tenmil };
-        let bytes = self.write_initramfs(&kernel, &added, tenmil, &initramfs)?;
+        let bytes = self.write_initramfs(&kernel, &added, &csi, tenmil, &initramfs)?;
         println!("  note: Linux {}, initramfs of {} MiB", kernel.version, bytes >> 20);
         Ok(GuestImage { kernel: kernel.image, initramfs, tenmil: tenmil.clone() })
     }
@@ -123,6 +127,7 @@ impl GuestImages {
         &self,
         kernel: &GuestKernel,
         added: &[SuitePrograms],
+        csi: &[PathBuf],
         tenmil: &Path,
         image: &Path,
     ) -> Result<usize, String> {
@@ -138,13 +143,30 @@ impl GuestImages {
             let path = format!("lab/{}.sh", scenario.name);
             archive.add_file(&path, scenario.script.as_bytes()).map_err(about)?;
         }
-        self.programs.pack_programs(tenmil, &mut archive)?;
+        self.programs.pack_programs(tenmil, csi, &mut archive)?;
         for programs in self.newer.iter().chain(added) {
             programs.pack_files(&mut archive)?;
         }
         kernel.pack_modules(&mut archive)?;
         archive.finish().map_err(about)
     }
+}
+
+/// The CSI driver, csi-sanity, and the programs that the driver runs.
+fn csi_programs(room: &Path) -> Result<Vec<PathBuf>, String> {
+    let built = Path::new("target/debug/tenmil-csi");
+    if !built.exists() {
+        return Err("target/debug/tenmil-csi: no such program; cargo build --bin tenmil-csi".into());
+    }
+    // Symbols would take memory of the guest.
+    let driver = room.join("tenmil-csi");
+    run_program(Command::new("strip").arg("-o").arg(&driver).arg(built))?;
+    let directory = crate::book::repository_root()?.join(crate::csi::DIRECTORY);
+    let sanity = crate::csi::find_or_build_sanity(&directory)?;
+    let found = ["mount", "umount", "blkid", "resize2fs", "mkfs.xfs", "xfs_growfs"]
+        .iter()
+        .map(|name| guest_programs::find_required(name));
+    [Ok(driver), Ok(sanity)].into_iter().chain(found).collect()
 }
 
 /// Runs a program to its end and returns its output.

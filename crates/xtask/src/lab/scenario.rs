@@ -43,6 +43,8 @@ pub(crate) struct LabScenario {
     pub(crate) needs_secure: bool,
     /// Whether it needs the proxy that replaces bytes of connections.
     pub(crate) needs_proxy: bool,
+    /// Whether it needs the CSI driver, csi-sanity, and the programs that the driver runs.
+    pub(crate) needs_csi: bool,
     /// Further kernel parameters.
     pub(crate) kernel_line: &'static str,
     /// The guest script.
@@ -117,6 +119,7 @@ const BARE: LabScenario = LabScenario {
     needs_newer: false,
     needs_secure: false,
     needs_proxy: false,
+    needs_csi: false,
     kernel_line: "",
     script: "",
 };
@@ -171,7 +174,7 @@ const SECURE: LabScenario = LabScenario {
 };
 
 /// All scenarios.
-pub(crate) const SCENARIOS: [LabScenario; 23] = [
+pub(crate) const SCENARIOS: [LabScenario; 24] = [
     LabScenario {
         name: "bind",
         about: "an SSD behind an IOMMU goes from Linux to vfio-pci and back; disks in use stay",
@@ -211,6 +214,15 @@ pub(crate) const SCENARIOS: [LabScenario; 23] = [
         kind: ScenarioKind::OurTarget,
         about: "Linux's host while namespaces, hosts, listeners, ANA states and limits change by commands",
         script: include_str!("guest/linux-live.sh"),
+        ..BARE
+    },
+    LabScenario {
+        name: "csi",
+        kind: ScenarioKind::OurTarget,
+        about: "the CSI driver with Linux's nvme-tcp: data of volumes, snapshots and clones, and csi-sanity",
+        needs_csi: true,
+        seconds_max: 900,
+        script: include_str!("guest/csi.sh"),
         ..BARE
     },
     LabScenario {

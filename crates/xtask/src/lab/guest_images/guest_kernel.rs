@@ -27,8 +27,8 @@ const MODULES: [&str; 12] = [
 /// Optional modules: a scenario skips checks without them. The kernel built here lacks them, and newer
 /// kernels have some of the algorithms built in. The kernel loads `tls` and the algorithms on demand
 /// (`crypto-gcm(aes)`), so no module depends on them.
-const MODULES_MAYBE: [&str; 8] =
-    ["veth", "tls", "gcm", "ctr", "ccm", "aesni-intel", "ghash-generic", "dh_generic"];
+const MODULES_MAYBE: [&str; 9] =
+    ["xfs", "veth", "tls", "gcm", "ctr", "ccm", "aesni-intel", "ghash-generic", "dh_generic"];
 /// Name in place of a suite for the kernel that is built here.
 pub(crate) const BUILT: &str = "built";
 const PACKAGE: &str = "linux-image-amd64";

@@ -57,12 +57,14 @@ impl GuestPrograms {
     pub(super) fn pack_programs<W: Write>(
         &self,
         tenmil: &Path,
+        further: &[PathBuf],
         archive: &mut CpioArchive<W>,
     ) -> Result<(), String> {
         let about = |why| format!("pack programs: {why}");
         archive.add_file("bin/busybox", &read_file(&self.busybox)?).map_err(about)?;
         for applet in run_program(Command::new(&self.busybox).arg("--list"))?.lines() {
-            if applet != "busybox" && !IN_GUESTS.contains(&applet) {
+            let is_further = further.iter().any(|program| program.ends_with(applet));
+            if applet != "busybox" && !IN_GUESTS.contains(&applet) && !is_further {
                 archive.add_symlink(&format!("bin/{applet}"), "busybox").map_err(about)?;
             }
         }
@@ -71,10 +73,10 @@ impl GuestPrograms {
         // `ldd` fails for a static program.
         let mut libraries: BTreeSet<_> =
             needed_libraries(tenmil).unwrap_or_default().into_iter().collect();
-        for program in &self.in_guests {
+        for program in self.in_guests.iter().chain(further) {
             let name = program.file_name().unwrap_or_default().to_string_lossy();
             archive.add_file(&format!("bin/{name}"), &read_file(program)?).map_err(about)?;
-            libraries.extend(needed_libraries(program)?);
+            libraries.extend(needed_libraries(program).unwrap_or_default());
         }
         for library in libraries {
             archive.add_file(&library, &read_file(Path::new(&library))?).map_err(about)?;
@@ -116,7 +118,7 @@ fn install_packages(packages: &[&str]) -> Result<(), String> {
     install().or_else(|_| apt(&mut ["update"].into_iter()).and_then(|()| install()))
 }
 
-fn find_required(name: &str) -> Result<PathBuf, String> {
+pub(super) fn find_required(name: &str) -> Result<PathBuf, String> {
     find_program(name).ok_or_else(|| format!("{name}: in no directory of PATH, /usr/sbin or /sbin"))
 }
 
