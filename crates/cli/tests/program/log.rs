@@ -183,7 +183,7 @@ fn panic_is_one_line_with_thread_location_and_message() {
     let mut text = String::new();
     child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     assert_eq!(wait_for_exit_code(&mut child), Some(7));
-    let line = "error: thread victim panicked at crates/cli/tests/log.rs:";
+    let line = concat!("error: thread victim panicked at ", file!(), ":");
     assert!(text.contains(line) && text.contains(": on\\u{9}purpose\n"), "{text}");
 }
 
