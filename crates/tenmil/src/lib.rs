@@ -40,8 +40,8 @@ mod blocking;
 mod device;
 pub mod driver;
 mod export;
-#[cfg(not(feature = "crypt"))]
-mod no_crypt;
+#[cfg(any(not(feature = "crypt"), not(feature = "rbd")))]
+mod omitted_devices;
 mod open_devices;
 mod runtime;
 mod server;
@@ -62,13 +62,18 @@ pub use tenmil_reactor::task::{JoinError, JoinHandle};
 pub const KINDS: &[NamedDeviceType<'static>] =
     &join_device_types::<{ tenmil_devices::KINDS.len() + 2 }>(
         tenmil_devices::KINDS,
-        &[("rbd", &tenmil_rbd::open), ("crypt", CRYPT)],
+        &[("rbd", RBD), ("crypt", CRYPT)],
     );
 
 #[cfg(feature = "crypt")]
 const CRYPT: &dyn tenmil_block::DeviceType = &tenmil_crypt::open;
 #[cfg(not(feature = "crypt"))]
-const CRYPT: &dyn tenmil_block::DeviceType = &no_crypt::open;
+const CRYPT: &dyn tenmil_block::DeviceType = &omitted_devices::open_crypt;
+
+#[cfg(feature = "rbd")]
+const RBD: &dyn tenmil_block::DeviceType = &tenmil_rbd::open;
+#[cfg(not(feature = "rbd"))]
+const RBD: &dyn tenmil_block::DeviceType = &omitted_devices::open_rbd;
 
 /// Compiles and runs the examples of README.md as doctests.
 #[cfg(doctest)]

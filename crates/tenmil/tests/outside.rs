@@ -21,7 +21,7 @@ const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
 /// Most packages of a crate that depends on `tenmil` alone: this project's and others', itself not counted.
 /// Of these, 16 are for the hash functions and powers of DH-HMAC-CHAP.
-const PACKAGES_MAX: usize = 45;
+const PACKAGES_MAX: usize = 44;
 
 /// Far longer than any program takes on a busy machine.
 const TIME_LIMIT: Span = Span::from_secs(120);
