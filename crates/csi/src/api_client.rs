@@ -48,7 +48,7 @@ impl ApiClient {
         rows.iter().map(|row| parse(row).ok_or_else(malformed)).collect()
     }
 
-    /// Waits until nobody has a volume open. Returns whether it exists.
+    /// Waits until a volume is not open. Returns whether it exists.
     fn wait_until_closed(&mut self, pool: &str, name: &str) -> CallResult<bool> {
         let begun = Instant::now();
         loop {

@@ -98,7 +98,7 @@ impl Access {
         )
     }
 
-    /// Whether nobody writes.
+    /// Whether the volume is only read.
     pub(crate) const fn is_read_only(&self) -> bool {
         matches!(self.mode, Mode::SingleNodeReaderOnly | Mode::MultiNodeReaderOnly)
     }

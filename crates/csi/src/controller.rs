@@ -116,9 +116,11 @@ impl<A: StorageApi> Controller<'_, A> {
         if wanted.requisite.iter().any(|topology| self.is_reached_from(topology)) {
             return Ok(());
         }
+        let segment = |(key, value): (&String, &String)| format!("{key}={value}");
+        let segments: Vec<_> = self.options.topology.iter().map(segment).collect();
         let text = format!(
-            "accessibility_requirements: the storage server is reached from {:?} only",
-            self.options.topology
+            "accessibility_requirements: the storage server is reached from {} only",
+            segments.join(",")
         );
         Err(Status::new(Code::ResourceExhausted, text))
     }

@@ -61,7 +61,7 @@ pub(crate) async fn serve_grpc(listener: UnixListener, handler: Arc<dyn CallHand
     }
 }
 
-/// Binds the socket at `path`; a socket there that nobody listens at is replaced.
+/// Binds the socket at `path`; a socket there without a listening process is replaced.
 pub(crate) fn bind_socket(path: &std::path::Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -98,7 +98,7 @@ async fn serve_call(
     if !is_grpc {
         let mut refusal = Response::new(());
         *refusal.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-        // A caller that has gone needs no response.
+        // The caller may have disconnected.
         let _ = respond.send_response(refusal, true);
         return;
     }

@@ -111,7 +111,7 @@ impl NodeSystem for LinuxNode {
         }
         let ProcessResult { exit_code, messages, .. } = ended;
         let text = format!(
-            "e2fsck -p {path}: exit status {exit_code}: {messages}; a person has to run e2fsck on it"
+            "e2fsck -p {path}: exit status {exit_code}: {messages}; run e2fsck on it without -p"
         );
         Err(Status::failed_precondition(text))
     }

@@ -33,6 +33,23 @@ pub(crate) enum Code {
 }
 
 impl Code {
+    /// Name of the code in gRPC.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidArgument => "INVALID_ARGUMENT",
+            Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Self::NotFound => "NOT_FOUND",
+            Self::AlreadyExists => "ALREADY_EXISTS",
+            Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Self::FailedPrecondition => "FAILED_PRECONDITION",
+            Self::Aborted => "ABORTED",
+            Self::OutOfRange => "OUT_OF_RANGE",
+            Self::Unimplemented => "UNIMPLEMENTED",
+            Self::Internal => "INTERNAL",
+            Self::Unavailable => "UNAVAILABLE",
+        }
+    }
+
     /// `None` for a code that the driver does not use.
     pub(crate) fn from_number(number: u16) -> Option<Self> {
         let all = [
@@ -84,7 +101,7 @@ impl Status {
 
 impl fmt::Display for Status {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{:?}: {}", self.code, self.message)
+        write!(out, "{}: {}", self.code.name(), self.message)
     }
 }
 

@@ -26,5 +26,5 @@ mod takeover;
 #[cfg(test)]
 mod tests;
 
-pub use server::{QueueLimits, Server, ServerConfig, UblkEvent, adapt_device, uri_hash};
+pub use server::{QueueCountAndDepth, Server, ServerConfig, UblkEvent, adapt_device, uri_hash};
 pub use tags::UblkStats;

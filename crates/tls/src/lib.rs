@@ -29,7 +29,7 @@
 //!
 //! # Unsafe
 //!
-//! Only [`library`], around s2n-tls, and [`cipher`], around AES-GCM, contain unsafe code; their
+//! Only [`s2n_tls`], around s2n-tls, and [`cipher`], around AES-GCM, contain unsafe code; their
 //! guarantees are stated at their tops. All other modules forbid unsafe code.
 
 #[forbid(unsafe_code)]
@@ -45,13 +45,13 @@ mod error;
 pub mod fuzz;
 #[forbid(unsafe_code)]
 mod key_schedule;
-mod library;
 #[forbid(unsafe_code)]
 mod psk;
 #[forbid(unsafe_code)]
 mod record;
 #[forbid(unsafe_code)]
 mod record_layer;
+mod s2n_tls;
 #[forbid(unsafe_code)]
 mod session;
 #[forbid(unsafe_code)]

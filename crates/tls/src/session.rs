@@ -22,9 +22,9 @@ use crate::cipher::{GatherList, ScatterList};
 use crate::cipher_io::{CipherIo, Received};
 use crate::client_hello::{CLIENT_HELLO_BYTES_MAX, ClientHello, reassemble};
 use crate::error::TlsError;
-use crate::library::{Config, Connection, ErrorClass, LibraryError};
 use crate::psk::{Psk, PskSource};
 use crate::record_layer::{Handover, Plaintext, RecordLayer, Side};
+use crate::s2n_tls::{Config, Connection, ErrorClass, LibraryError};
 use crate::suite::CipherSuite;
 
 /// Configuration of the server side: keys, certificate, or both.

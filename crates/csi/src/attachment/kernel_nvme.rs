@@ -195,7 +195,7 @@ fn write_with_deadline(
     let file = path.to_owned();
     std::thread::spawn(move || {
         let opened = OpenOptions::new().read(text != "1").write(true).open(&file);
-        // Nobody waits any more after the deadline.
+        // The receiver is gone after the deadline.
         let _ = sender.send(opened.and_then(|mut file| file.write_all(text.as_bytes())));
     });
     receiver.recv_timeout(time_max).map_err(|error| {

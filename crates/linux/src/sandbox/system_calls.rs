@@ -230,6 +230,9 @@ const OTHERS: &[CallRow] = &[
     row("epoll_create", libc::SYS_epoll_create, Events),
     row("epoll_ctl", libc::SYS_epoll_ctl, Events),
     row("eventfd2", libc::SYS_eventfd2, Events),
+    // Of librbd.
+    row("timerfd_create", libc::SYS_timerfd_create, Events),
+    row("timerfd_settime", libc::SYS_timerfd_settime, Events),
     row("ppoll", libc::SYS_ppoll, Events),
     #[cfg(target_arch = "x86_64")]
     row("poll", libc::SYS_poll, Events),

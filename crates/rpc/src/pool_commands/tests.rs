@@ -146,8 +146,8 @@ fn commands_execute_on_the_open_pool_and_repeating_changes_nothing() {
         ),
         (
             "set_volume_snapshots",
-            json!({ "volumes": ["db", "mon"], "names": ["x", "y"] }),
-            vec!["db", "mon", "x", "y"],
+            json!({ "volumes": ["db", "mon"], "names": ["p", "q"] }),
+            vec!["db", "mon", "p", "q"],
         ),
     ] {
         let first = bench.call_method(method, given.clone()).unwrap();

@@ -34,7 +34,7 @@ pub struct ServerConfig {
     /// [`uri_hash`].
     pub signature: u64,
     /// Queues of a new device.
-    pub limits: QueueLimits,
+    pub limits: QueueCountAndDepth,
     /// Whether a device of that number, left behind by a dead server of something else, is deleted.
     pub replaces: bool,
     /// Whether to use zero copy where kernel and device support it.
@@ -47,7 +47,7 @@ pub struct ServerConfig {
 
 /// Queue limits of a new device. A recovered device keeps its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueLimits {
+pub struct QueueCountAndDepth {
     /// Number of queues; the kernel creates at most one per processor.
     pub queues: u16,
     /// Depth of each queue, at most 1024.
@@ -142,7 +142,7 @@ impl Server {
     /// Why that failed. No new device is left behind.
     pub fn start(machine: &KernelFiles, config: &ServerConfig) -> Result<Self, Error> {
         if !(1..=DEPTH_MAX).contains(&config.limits.depth) || config.limits.queues == 0 {
-            let QueueLimits { queues, depth } = config.limits;
+            let QueueCountAndDepth { queues, depth } = config.limits;
             return Err(Error::usage(format!(
                 "ublk: {queues} queues of {depth} requests, expected some, of 1 to {DEPTH_MAX}"
             )));
@@ -211,8 +211,8 @@ impl Server {
     }
 
     /// Queues of the device.
-    pub fn limits(&self) -> QueueLimits {
-        QueueLimits { queues: self.info.queues, depth: self.info.depth }
+    pub fn limits(&self) -> QueueCountAndDepth {
+        QueueCountAndDepth { queues: self.info.queues, depth: self.info.depth }
     }
 
     /// Whether the device was taken over from a dead process.

@@ -14,7 +14,7 @@ use tenmil_linux::kernel_files::KernelFiles;
 use tenmil_rpc::{ServedDevice, ServedDevices};
 use tenmil_serve::DeviceSlowIo;
 use tenmil_serve::ublk::{
-    QueueLimits, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
+    QueueCountAndDepth, Server, ServerConfig, UblkEvent, UblkStats, adapt_device, uri_hash,
 };
 
 use super::endpoint_devices::{cannot_serve_error, open_and_claim};
@@ -54,8 +54,10 @@ pub(super) fn serve_ublk(
     let balanced = start_reactors(arguments, &clock)?;
     let reactors = &balanced.reactors;
     let cores = u16::try_from(reactors.registry().reactors().count()).unwrap_or(u16::MAX);
-    let limits =
-        QueueLimits { queues: place.queues.unwrap_or(cores), depth: place.depth.unwrap_or(DEPTH) };
+    let limits = QueueCountAndDepth {
+        queues: place.queues.unwrap_or(cores),
+        depth: place.depth.unwrap_or(DEPTH),
+    };
     let plan = ServerConfig {
         number: place.number,
         medium,
@@ -197,7 +199,7 @@ fn ready_message(
         return format!("ready {}\n", server.disk_path());
     }
     let of = plan.medium.limits();
-    let QueueLimits { queues, depth } = server.limits();
+    let QueueCountAndDepth { queues, depth } = server.limits();
     let line = json!({
         "ready": true,
         "listen": [format!("ublk:{}", server.device_number())],
