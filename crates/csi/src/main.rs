@@ -43,15 +43,18 @@ mod storage_api;
 
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use tenmil_base::Error;
-use tokio::signal::unix::{SignalKind, signal};
+use tenmil_linux::signal::{is_stop_requested, request_stop_on_sigint_or_sigterm};
 
 use crate::options::DriverOptions;
 
 /// Largest number of calls that are executed at a time; the others wait.
 const CALLS_MAX: usize = 64;
+/// Longest time from a signal to the end.
+const STOP_CHECK_EVERY: Duration = Duration::from_millis(100);
 
 fn main() -> ExitCode {
     let options = DriverOptions::parse();
@@ -85,13 +88,11 @@ fn run(options: &DriverOptions) -> Result<(), Error> {
     let ended = runtime.block_on(async {
         let failed = |error| Error::environment(format!("listen at {}: {error}", path.display()));
         let listener = grpc::bind_socket(&path).map_err(failed)?;
-        let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
-        let mut interrupted = signal(SignalKind::interrupt()).map_err(failed)?;
+        request_stop_on_sigint_or_sigterm().map_err(failed)?;
         println!("ready {}", path.display());
         tokio::select! {
             () = grpc::serve_grpc(listener, Arc::new(services)) => {}
-            _ = terminated.recv() => {}
-            _ = interrupted.recv() => {}
+            () = stop_requested() => {}
         }
         Ok(())
     });
@@ -99,4 +100,11 @@ fn run(options: &DriverOptions) -> Result<(), Error> {
     // Another process may have replaced it; then it has gone already.
     let _ = std::fs::remove_file(&path);
     ended
+}
+
+/// Ends after SIGINT or SIGTERM.
+async fn stop_requested() {
+    while !is_stop_requested() {
+        tokio::time::sleep(STOP_CHECK_EVERY).await;
+    }
 }

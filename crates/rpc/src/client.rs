@@ -114,15 +114,19 @@ impl RpcClient {
             return self.subscribe(&request, end, late);
         }
         let bytes = request_bytes(&request, &self.endpoint);
-        let mut connection = self.idle_connection(end)?;
-        let mut exchange = Exchange::new(&mut connection, self.clock, end);
-        let answered = exchange
-            .send(&bytes, files)
-            .and_then(|()| exchange.receive_until(ResponseParser::is_complete));
-        if !answered.map_err(|error| self.endpoint.explain(error))? {
-            return Err(late());
+        let (mut connection, is_idle) = self.idle_connection(end)?;
+        let mut answered = self.exchange(&mut connection, &bytes, files, end);
+        // The process may close an idle connection while a request is on its way. Reads are repeated.
+        if found.verb == MethodKind::Get
+            && is_idle
+            && matches!(&answered, Err(error) if error.code == ErrorCode::ConnectionClosed)
+        {
+            connection = self.reconnect(end)?;
+            answered = self.exchange(&mut connection, &bytes, files, end);
         }
-        let mut response = exchange.response;
+        let Some(mut response) = answered.map_err(|error| self.endpoint.explain(error))? else {
+            return Err(late());
+        };
         let Some(ResponseHead { status, closes }) = response.head().cloned() else {
             return Err(late());
         };
@@ -194,14 +198,28 @@ impl RpcClient {
         }
     }
 
-    /// The connection, or a new one if the process has closed it meanwhile.
-    fn idle_connection(&mut self, end: Instant) -> Result<ClientConnection, RpcError> {
+    /// Sends a request and receives the whole response; `None` if it is late.
+    fn exchange(
+        &self,
+        connection: &mut ClientConnection,
+        request: &[u8],
+        files: &[BorrowedFd<'_>],
+        end: Instant,
+    ) -> Result<Option<ResponseParser>, RpcError> {
+        let mut exchange = Exchange::new(connection, self.clock, end);
+        exchange.send(request, files)?;
+        let is_complete = exchange.receive_until(ResponseParser::is_complete)?;
+        Ok(is_complete.then_some(exchange.response))
+    }
+
+    /// The connection, and true; or a new one and false, if the process has closed it meanwhile.
+    fn idle_connection(&mut self, end: Instant) -> Result<(ClientConnection, bool), RpcError> {
         if let Some(mut connection) = self.connection.take()
             && matches!(connection.receive(&mut [0]), Ok(RecvResult::WouldBlock))
         {
-            return Ok(connection);
+            return Ok((connection, true));
         }
-        self.reconnect(end)
+        Ok((self.reconnect(end)?, false))
     }
 
     /// A further connection. If nothing listens any more, the process that did has ended.

@@ -8,6 +8,8 @@ use super::processes::DriverStack;
 
 /// The version of the tests, of CSI 1.13.
 const PACKAGE: &str = "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity@v5.6.0";
+/// Time limit for building csi-sanity, which is downloaded.
+const BUILD_SECONDS_MAX: &str = "300";
 /// Time limit for all tests.
 const TIME_MAX: Duration = Duration::from_secs(600);
 /// Size of volumes, small enough for quick file systems and large enough for two of them.
@@ -27,18 +29,20 @@ pub(crate) fn find_or_build(directory: &Path) -> Result<PathBuf, String> {
     }
     println!("csi: building {PACKAGE}");
     let bin = directory.join("bin");
-    let built = Command::new("go")
-        .args(["install", PACKAGE])
+    let built = Command::new("timeout")
+        .args([BUILD_SECONDS_MAX, "go", "install", PACKAGE])
         .env("GOBIN", &bin)
         // It also runs in guests.
         .env("CGO_ENABLED", "0")
         .output()
-        .map_err(|why| format!("skipped: no csi-sanity, and go cannot be started: {why}"))?;
+        .map_err(|why| {
+            format!("skipped: no csi-sanity, and `timeout go` cannot be started: {why}")
+        })?;
     match built.status.success() {
         true => Ok(bin.join("csi-sanity")),
         false => {
             let said = String::from_utf8_lossy(&built.stderr);
-            let last = said.lines().last().unwrap_or_default();
+            let last = said.lines().last().unwrap_or("no result in time");
             Err(format!("skipped: go install {PACKAGE}: {last}"))
         }
     }
