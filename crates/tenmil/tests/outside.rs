@@ -45,6 +45,19 @@ debug = false
 incremental = false
 "#;
 
+/// Opens devices of features that the crate does not have.
+const WITHOUT_FEATURES: &str = r#"
+use tenmil::{Access, Runtime};
+
+fn main() {
+    let rt = Runtime::new().expect("a runtime");
+    for (uri, feature) in [("rbd:pool/image", "`rbd`"), ("vfio-user:/nonexistent", "`vfio-user`")] {
+        let refused = rt.block_on(rt.open(uri, Access::ReadOnly)).err().expect("an error").to_string();
+        assert!(refused.contains(&format!("the feature {feature} of the crate `tenmil`")), "{refused}");
+    }
+}
+"#;
+
 /// A crate in a temporary directory. What its dependencies are built to is kept for the next run.
 struct ExternalCrate {
     directory: tempfile::TempDir,
@@ -131,6 +144,7 @@ fn readme_and_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
     fs::write(at("src/main.rs"), readme_program(readme, "", "```rust")).unwrap();
     let front_page = include_str!("../src/lib.rs");
     fs::write(at("src/bin/front_page.rs"), readme_program(front_page, "//!", " ```")).unwrap();
+    fs::write(at("src/bin/without_features.rs"), WITHOUT_FEATURES).unwrap();
     let mut examples = BTreeSet::new();
     for entry in fs::read_dir(Path::new(HERE).join("examples")).unwrap() {
         let path = entry.unwrap().path();
@@ -162,6 +176,7 @@ fn readme_and_examples_build_and_run_in_a_crate_that_depends_on_tenmil_alone() {
     outside.run_cargo(&["build", "--quiet", "--bins", "--examples"]);
     outside.run_program("outside", &[]);
     outside.run_program("front_page", &[]);
+    outside.run_program("without_features", &[]);
     for example in &examples {
         let arguments: &[&str] = if example == "mixed" { &["ram:64m", "1"] } else { &[] };
         outside.run_program(&format!("examples/{example}"), arguments);
