@@ -572,7 +572,7 @@ mod tests {
         assert_eq!(reply, StoreReply::Unknown(libc::EAGAIN.to_string()));
     }
 
-    /// The condition holds as long as nobody has deleted the key: then the transaction conflicts.
+    /// The condition holds until the key is deleted; then the transaction conflicts.
     #[test]
     fn key_of_a_lease_that_has_ended_is_deleted_once_and_conflicts_after_that() {
         let object = TestedObject::default();

@@ -2,6 +2,8 @@
 //!
 //! Images are found by name; each test uses names of its own.
 
+mod object_functions;
+
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -10,9 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libc::iovec;
 
 use super::functions::{
-    AioCallback, AioCompletion, Completion, ConfigOption, DiffCallback, Functions, ImageHandle,
-    ImageInfo, ImageOptions, IoCallback, Ioctx, NamedImage, OmapIterator, Rados, ReadOp,
-    SnapshotInfo, UpdateCallback, WatchCallback, WatchErrorCallback, WriteOp,
+    Completion, ConfigOption, DiffCallback, Functions, ImageHandle, ImageInfo, ImageOptions,
+    IoCallback, Ioctx, NamedImage, Rados, SnapshotInfo, UpdateCallback,
 };
 
 /// An image of the fake, whether it is open or not.
@@ -336,149 +337,6 @@ unsafe extern "C" fn blocklist_add(_: Rados, addresses: *mut c_char, _: u32) -> 
 }
 
 unsafe extern "C" fn wait_for_osdmap(_: Rados) -> c_int {
-    0
-}
-
-// The maps of objects are those of a real cluster only.
-unsafe extern "C" fn create_op() -> *mut c_void {
-    std::ptr::null_mut()
-}
-unsafe extern "C" fn release_op(_: *mut c_void) {}
-unsafe extern "C" fn omap_get_vals(
-    _: ReadOp,
-    _: *const c_char,
-    _: *const c_char,
-    _: u64,
-    _: *mut OmapIterator,
-    _: *mut u8,
-    _: *mut c_int,
-) {
-}
-unsafe extern "C" fn read_operate(_: ReadOp, _: Ioctx, _: *const c_char, _: c_int) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn omap_get_next(
-    _: OmapIterator,
-    _: *mut *mut c_char,
-    _: *mut *mut c_char,
-    _: *mut usize,
-    _: *mut usize,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn op_create(_: WriteOp, _: c_int, _: *const c_char) {}
-unsafe extern "C" fn omap_cmp(
-    _: WriteOp,
-    _: *const c_char,
-    _: u8,
-    _: *const c_char,
-    _: usize,
-    _: usize,
-    _: *mut c_int,
-) {
-}
-unsafe extern "C" fn omap_set(
-    _: WriteOp,
-    _: *const *const c_char,
-    _: *const *const c_char,
-    _: *const usize,
-    _: *const usize,
-    _: usize,
-) {
-}
-unsafe extern "C" fn omap_rm_keys(_: WriteOp, _: *const *const c_char, _: *const usize, _: usize) {}
-unsafe extern "C" fn write_operate(
-    _: WriteOp,
-    _: Ioctx,
-    _: *const c_char,
-    _: *mut libc::time_t,
-    _: c_int,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn lock_shared(
-    _: Ioctx,
-    _: *const c_char,
-    _: *const c_char,
-    _: *const c_char,
-    _: *const c_char,
-    _: *const c_char,
-    _: *mut libc::timeval,
-    _: u8,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn unlock(
-    _: Ioctx,
-    _: *const c_char,
-    _: *const c_char,
-    _: *const c_char,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn list_lockers(
-    _: Ioctx,
-    _: *const c_char,
-    _: *const c_char,
-    _: *mut c_int,
-    _: *mut c_char,
-    _: *mut usize,
-    _: *mut c_char,
-    _: *mut usize,
-    _: *mut c_char,
-    _: *mut usize,
-    _: *mut c_char,
-    _: *mut usize,
-) -> isize {
-    -(libc::EOPNOTSUPP as isize)
-}
-unsafe extern "C" fn watch3(
-    _: Ioctx,
-    _: *const c_char,
-    _: *mut u64,
-    _: WatchCallback,
-    _: WatchErrorCallback,
-    _: u32,
-    _: *mut c_void,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn unwatch2(_: Ioctx, _: u64) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn watch_flush(_: Rados) -> c_int {
-    0
-}
-unsafe extern "C" fn notify_ack(
-    _: Ioctx,
-    _: *const c_char,
-    _: u64,
-    _: u64,
-    _: *const c_char,
-    _: c_int,
-) -> c_int {
-    0
-}
-unsafe extern "C" fn aio_create(
-    _: *mut c_void,
-    _: Option<AioCallback>,
-    _: *mut AioCompletion,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn aio_notify(
-    _: Ioctx,
-    _: *const c_char,
-    _: AioCompletion,
-    _: *const c_char,
-    _: c_int,
-    _: u64,
-    _: *mut *mut c_char,
-    _: *mut usize,
-) -> c_int {
-    -libc::EOPNOTSUPP
-}
-unsafe extern "C" fn aio_result(_: AioCompletion) -> c_int {
     0
 }
 
@@ -862,31 +720,31 @@ pub(crate) static FUNCTIONS: Functions = Functions {
     rados_buffer_free: buffer_free,
     rados_blocklist_add: blocklist_add,
     rados_wait_for_latest_osdmap: wait_for_osdmap,
-    rados_create_read_op: create_op,
-    rados_release_read_op: release_op,
-    rados_read_op_omap_get_vals2: omap_get_vals,
-    rados_read_op_operate: read_operate,
-    rados_omap_get_next2: omap_get_next,
-    rados_omap_get_end: release_op,
-    rados_create_write_op: create_op,
-    rados_release_write_op: release_op,
-    rados_write_op_create: op_create,
-    rados_write_op_omap_cmp2: omap_cmp,
-    rados_write_op_omap_set2: omap_set,
-    rados_write_op_omap_rm_keys2: omap_rm_keys,
-    rados_write_op_operate: write_operate,
-    rados_lock_shared: lock_shared,
-    rados_unlock: unlock,
-    rados_list_lockers: list_lockers,
-    rados_watch3: watch3,
-    rados_unwatch2: unwatch2,
-    rados_watch_flush: watch_flush,
-    rados_notify_ack: notify_ack,
-    rados_aio_create_completion2: aio_create,
-    rados_aio_notify: aio_notify,
-    rados_aio_is_complete: aio_result,
-    rados_aio_wait_for_complete: aio_result,
-    rados_aio_release: release_op,
+    rados_create_read_op: object_functions::create_op,
+    rados_release_read_op: object_functions::release_op,
+    rados_read_op_omap_get_vals2: object_functions::omap_get_vals,
+    rados_read_op_operate: object_functions::read_operate,
+    rados_omap_get_next2: object_functions::omap_get_next,
+    rados_omap_get_end: object_functions::release_op,
+    rados_create_write_op: object_functions::create_op,
+    rados_release_write_op: object_functions::release_op,
+    rados_write_op_create: object_functions::op_create,
+    rados_write_op_omap_cmp2: object_functions::omap_cmp,
+    rados_write_op_omap_set2: object_functions::omap_set,
+    rados_write_op_omap_rm_keys2: object_functions::omap_rm_keys,
+    rados_write_op_operate: object_functions::write_operate,
+    rados_lock_shared: object_functions::lock_shared,
+    rados_unlock: object_functions::unlock,
+    rados_list_lockers: object_functions::list_lockers,
+    rados_watch3: object_functions::watch3,
+    rados_unwatch2: object_functions::unwatch2,
+    rados_watch_flush: object_functions::watch_flush,
+    rados_notify_ack: object_functions::notify_ack,
+    rados_aio_create_completion2: object_functions::aio_create,
+    rados_aio_notify: object_functions::aio_notify,
+    rados_aio_is_complete: object_functions::aio_result,
+    rados_aio_wait_for_complete: object_functions::aio_result,
+    rados_aio_release: object_functions::release_op,
     rbd_version: version,
     rbd_open: open,
     rbd_open_read_only: open,
